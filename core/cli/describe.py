@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,9 +18,12 @@ from core.registry import COMMAND_REGISTRY, Registry, known_aliases
 from core.registry.names import split_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from core.cli.signatures import Factory, Option
+_SECTION = re.compile(r"(Args|Arguments|Attributes|Parameters):\s*$")
+_ENTRY = re.compile(r"(?P<name>\*{0,2}\w+)\s*(\([^)]*\))?\s*:\s*(?P<text>.*)")
+_CATCH_ALL = inspect.Parameter.VAR_KEYWORD
+_UNNAMED = inspect.Parameter.VAR_POSITIONAL
 
 _EXAMPLES = """\b
 Examples:
@@ -25,6 +31,38 @@ Examples:
   core describe 16-mixed
   core describe spawn --kind launcher
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One argument.
+
+    Attributes:
+        name: `**name` for what is passed on.
+        annotation: its type as it is written; empty if it isn't.
+        default: as it is written; None if the argument must be given.
+        doc: its entry in the docstring.
+    """
+
+    name: str
+    annotation: str
+    default: str | None
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Factory:
+    """The class or function that an alias stands for.
+
+    Attributes:
+        made: the class, or None if that is unknown without a call.
+        preset: options that the alias sets, by name.
+        function: the function, if it isn't a class.
+    """
+
+    made: type | None
+    preset: dict[str, Any]
+    function: Callable[..., Any] | None = None
 
 
 @click.command(short_help="Show what an alias stands for, and its options.", epilog=_EXAMPLES)
@@ -36,18 +74,13 @@ def describe(alias: str, kind: str | None) -> None:
     ALIAS may be qualified by its package, `core-acme:acme`. The package is imported.
     """
     name = KINDS_BY_OPTION[kind] if kind else _kind_of(alias)
-    if name == "command":
-        _echo_help(alias)
-        return
-    registry: Registry[Any] = Registry(name)
-    for line in _description(registry, alias):
+    for line in _help_of(alias) if name == "command" else _description(Registry[Any](name), alias):
         say(line)
 
 
-def _echo_help(alias: str) -> None:
+def _help_of(alias: str) -> list[str]:
     command = COMMAND_REGISTRY.create(alias)
-    for line in command.get_help(click.Context(command, info_name=f"core {alias}")).splitlines():
-        say(line)
+    return command.get_help(click.Context(command, info_name=f"core {alias}")).splitlines()
 
 
 def _kind_of(alias: str) -> str:
@@ -63,8 +96,6 @@ def _kind_of(alias: str) -> str:
 
 
 def _description(registry: Registry[Any], name: str) -> Iterator[str]:
-    from core.cli.signatures import look_into, options_of
-
     offer = registry.offer(name)
     factory = look_into(registry.get(offer))
     yield shown(styled(offer.spec.alias, bold=True), f": {with_article(offer.spec.kind)} of {offer}")
@@ -104,3 +135,80 @@ def _option_lines(option: Option, preset: dict[str, Any]) -> Iterator[str]:
     yield Shown(head.replace(option.name, styled(option.name, fg="cyan"), 1))
     yield from (Shown(f"    {line.strip()}") for line in rest)
     yield from paragraph(option.doc, indent="      ")
+
+
+def look_into(target: Any) -> Factory:
+    """The callable behind a class, a `functools.partial` or a function, and its preset arguments."""
+    preset: dict[str, Any] = {}
+    while isinstance(target, functools.partial):
+        # As in a call, the outer partial's arguments win over those of the one inside.
+        names = [parameter.name for parameter in _parameters(target.func)]
+        preset = dict(zip(names, target.args, strict=False)) | target.keywords | preset
+        target = target.func
+    return Factory(target, preset) if isinstance(target, type) else Factory(None, preset, target)
+
+
+def options_of(target: Any) -> list[Option]:
+    """The arguments of a class or function; where a class passes the rest on to its base, those of the base too."""
+    found: dict[str, Option] = {}
+    for function, doc in _constructors(target):
+        entries = documented(doc)
+        parameters = _parameters(function)
+        for parameter in parameters:
+            found.setdefault(parameter.name, _option(parameter, entries))
+        if all(parameter.kind is not _CATCH_ALL for parameter in parameters):
+            break
+    passed_on = [option for option in found.values() if option.name.startswith("**")]
+    # What a base passes on in its turn has been listed by name.
+    return [option for option in found.values() if option not in passed_on] + passed_on[:1]
+
+
+def documented(doc: str | None) -> dict[str, str]:
+    """The entries of a docstring's `Args:`, by name, each on one line."""
+    lines = inspect.cleandoc(doc or "").splitlines()
+    start = next((number for number, line in enumerate(lines) if _SECTION.match(line)), len(lines))
+    entries: dict[str, str] = {}
+    name, indent = "", None
+    for line in lines[start + 1 :]:
+        if line and not line[0].isspace():
+            break
+        depth = len(line) - len(line.lstrip())
+        indent = depth if indent is None else indent
+        # An entry begins at the depth of the first; a deeper line goes on with it.
+        match = _ENTRY.match(line.strip()) if depth == indent else None
+        if match:
+            name = match["name"].lstrip("*")
+            entries[name] = match["text"]
+        elif name:
+            entries[name] = f"{entries[name]} {line.strip()}".strip()
+    return entries
+
+
+def _constructors(target: Any) -> Iterator[tuple[Any, str | None]]:
+    if not isinstance(target, type):
+        yield target, inspect.getdoc(target)
+        return
+    for base in target.__mro__[:-1]:
+        if "__init__" in vars(base):
+            constructor = vars(base)["__init__"]
+            yield constructor, f"{base.__doc__ or ''}" if not constructor.__doc__ else constructor.__doc__
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    # What may be given without a name is given by its name too.
+    return [parameter for parameter in parameters if parameter.name != "self" and parameter.kind is not _UNNAMED]
+
+
+def _option(parameter: inspect.Parameter, entries: dict[str, str]) -> Option:
+    stars = "**" if parameter.kind is _CATCH_ALL else ""
+    annotation = "" if parameter.annotation is parameter.empty else inspect.formatannotation(parameter.annotation)
+    default = None if parameter.default is parameter.empty else _shown(parameter.default)
+    return Option(stars + parameter.name, annotation.strip("'\""), default, entries.get(parameter.name, ""))
+
+
+def _shown(value: object) -> str:
+    return value.__name__ if isinstance(value, type) or inspect.isroutine(value) else repr(value)

@@ -1,18 +1,45 @@
-"""`core doctor`: examines this machine and what is installed on it."""
+"""`core doctor`: examines this machine and what is installed on it.
+
+Each examination stands alone: one that fails is itself a finding.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING
+import os
+import platform
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
+from packaging.version import Version
 
+from core._version import __version__
 from core.cli.layout import say, say_json, styled, table
+from core.contract import Broken, Found
+from core.registry import (
+    ACCELERATOR_REGISTRY,
+    CLUSTER_ENVIRONMENT_REGISTRY,
+    Registry,
+    Row,
+    Status,
+    listing,
+    plugin_manager,
+)
+from core.registry.selection import ALLOW, BLOCK
+from core.resolve.candidates import DETECTION_TIMEOUT_S, detect, failure
+from core.resolve.time_limit import time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import TypeAlias
 
-    from core.cli.examination import Finding
+    from core.contract.accelerator import Detection
+
+    State: TypeAlias = Literal["ok", "absent", "note", "broken"]
+
 
 _COLORS = {"ok": "green", "absent": "bright_black", "note": "yellow", "broken": "red"}
 
@@ -23,6 +50,27 @@ Examples:
   core doctor --json
 """
 
+TESTED_TORCH = ("2.9", "2.13", "2.15")
+"""Releases of torch that tests have run on: that of `constraints.txt` in CI, an older and a newer one by hand."""
+
+
+_FOLDER = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        subject: what was looked at.
+        state: `ok`; `absent`, which is in order; `note`, worth knowing; `broken`.
+        detail: what was seen, and what to do if it is broken.
+    """
+
+    subject: str
+    state: State
+    detail: str
+
 
 @click.command(short_help="Examine this machine and what is installed on it.", epilog=_EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects.")
@@ -31,11 +79,9 @@ def doctor(as_json: bool) -> None:
 
     States: ok; absent, which is in order; note, which you may want to know; broken.
     """
-    from core.cli.examination import examine
-
     findings = list(examine())
     if as_json:
-        say_json([dataclasses.asdict(finding) for finding in findings])
+        say_json([asdict(finding) for finding in findings])
     else:
         for line in _lines(findings):
             say(line)
@@ -44,10 +90,164 @@ def doctor(as_json: bool) -> None:
 
 
 def _lines(findings: list[Finding]) -> Iterator[str]:
-    cells = [
-        [finding.subject, styled(finding.state, fg=_COLORS[finding.state]), finding.detail] for finding in findings
-    ]
+    cells = [[one.subject, styled(one.state, fg=_COLORS[one.state]), one.detail] for one in findings]
     yield from table(["What", "State", "Detail"], cells)
     broken = [finding.subject for finding in findings if finding.state == "broken"]
     yield ""
     yield f"Broken: {', '.join(broken)}." if broken else "Everything is in order."
+
+
+def examine() -> Iterator[Finding]:
+    """Look at everything, in the order of the report."""
+    for examination in (_python, _core, _other_cores, _torch):
+        yield from _guarded(examination)
+    # A second attempt to import a torch that has failed can end the interpreter.
+    for examination in (_backends, _accelerators, _clusters) if "torch" in sys.modules else ():
+        yield from _guarded(examination)
+    for examination in (_selection, _plugins):
+        yield from _guarded(examination)
+
+
+def _guarded(examination: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from examination()
+    except Exception as cause:
+        yield Finding(examination.__name__.strip("_").replace("_", " "), "broken", f"{type(cause).__name__}: {cause}")
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding("python", "ok", f"{platform.python_version()}, {sys.executable}, {platform.platform()}")
+
+
+def _core() -> Iterator[Finding]:
+    yield Finding("core", "ok", f"{__version__}, {_FOLDER}")
+
+
+def _other_cores() -> Iterator[Finding]:
+    """Anything else that `import core` could mean: an old copy on the path, or the folder where the user stands."""
+    here = Path.cwd()
+    for folder in dict.fromkeys([here, *(Path(os.path.abspath(entry or ".")) for entry in sys.path)]):
+        package, module = folder / "core", folder / "core.py"  # the command is a file `core`, which can't be imported
+        is_package = package.is_dir() and any(package.glob("*.py"))
+        for found, is_there in ((package, is_package), (module, module.is_file())):
+            if is_there and found.resolve() != _FOLDER:
+                yield Finding("another core", "note", f"{found} {_trap(found, folder == here)}")
+    yield from _other_distributions()
+
+
+def _trap(found: Path, is_here: bool) -> str:
+    if not is_here:
+        return "has the same name; the one that comes first on sys.path is imported. Remove the other."
+    if found.is_dir() and not (found / "__init__.py").exists():
+        return "has no __init__.py, and so hides nothing; with one it would, for `python` started here."
+    return "hides the package from `python -c`, `python -m` and notebooks started here. Rename it."
+
+
+def _other_distributions() -> Iterator[Finding]:
+    import importlib_metadata
+
+    copies = list(importlib_metadata.distributions(name="core"))
+    folders = [str(copy.locate_file("")) for copy in copies]
+    if len(copies) > 1:
+        yield Finding("core", "note", f"it is installed {len(copies)} times: {', '.join(folders)}. Remove all but one.")
+    if copies and (version := copies[0].version) != __version__:
+        detail = f"the metadata in {folders[0]} says {version}, and the code is {__version__}: install it again."
+        yield Finding("core", "broken", detail)
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        import torch
+    except Exception as cause:
+        yield Finding("torch", "broken", f"its import raised {type(cause).__name__}: {cause}. {_torch_advice()}")
+        return
+    builds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": torch.version.xpu}
+    build = [f"{name} {version}" for name, version in builds.items() if version] or ["CPU only"]
+    yield Finding("torch", "ok", f"{torch.__version__}, built for {', '.join(build)}, {Path(torch.__file__).parent}")
+    yield _tested(torch.__version__)
+
+
+def _tested(version: str) -> Finding:
+    """A finding on whether core was tested with this torch, or with an older and a newer one."""
+    found, oldest, newest = (Version(one).release[:2] for one in (version, TESTED_TORCH[0], TESTED_TORCH[-1]))
+    first, usual, last = TESTED_TORCH
+    tested = f"each run of CI tests torch {usual}, on CPUs; {first} and {last} were tested by hand"
+    if oldest <= found <= newest:
+        return Finding("torch release", "ok", tested)
+    return Finding("torch release", "note", f"{tested}: what is {'newer' if found > newest else 'older'} may differ.")
+
+
+def _torch_advice() -> str:
+    """`import torch` looks for plugins of torch, and raises if the metadata of any package at all is malformed."""
+    damaged = dict.fromkeys(row.provider for row in listing() if not row.kind and row.status is Status.BROKEN)
+    if damaged:
+        return (
+            f"torch reads the metadata of all packages, and that of {', '.join(damaged)} is damaged (see below): "
+            "repair it, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0. Devices were not examined."
+        )
+    return "Install torch again. Devices were not examined."
+
+
+def _backends() -> Iterator[Finding]:
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        yield Finding("torch.distributed", "absent", "torch was built without it: one process only")
+        return
+    for name in ("gloo", "nccl", "mpi", "ucc", "xccl"):
+        if getattr(dist, f"is_{name}_available")():
+            version = f", version {'.'.join(map(str, torch.cuda.nccl.version()))}" if name == "nccl" else ""
+            yield Finding(name, "ok", f"a process-group backend of torch{version}")
+        else:
+            yield Finding(name, "absent", "this torch was built without it")
+
+
+def _accelerators() -> Iterator[Finding]:
+    yield from _detections("accelerator", ACCELERATOR_REGISTRY, "device", "devices")
+
+
+def _clusters() -> Iterator[Finding]:
+    yield from _detections("cluster", CLUSTER_ENVIRONMENT_REGISTRY, "process", "processes")
+
+
+def _detections(title: str, registry: Registry, *nouns: str) -> Iterator[Finding]:  # type: ignore[type-arg]  # any kind
+    for name in registry.names():
+        try:
+            with time_limit(DETECTION_TIMEOUT_S):
+                detection = detect(registry.create(name))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as cause:  # a plugin can also call sys.exit(), or never come to an end
+            yield Finding(f"{title} {name}", "broken", failure(cause))
+        else:
+            yield Finding(f"{title} {name}", *_seen(detection, nouns))
+
+
+def _seen(detection: Detection, nouns: Sequence[str]) -> tuple[State, str]:
+    if isinstance(detection, Found):
+        return "ok", f"{detection.count} {nouns[detection.count != 1]}, priority {detection.priority}"
+    return ("broken" if isinstance(detection, Broken) else "absent"), detection.reason
+
+
+def _selection() -> Iterator[Finding]:
+    for variable in (ALLOW, BLOCK):
+        if (value := os.environ.get(variable)) is not None:
+            yield Finding(variable, "note", f"{value!r} is in force" if value else "is set and empty")
+
+
+def _plugins() -> Iterator[Finding]:
+    rows = listing()
+    for provider in plugin_manager().providers.values():
+        offered = [row for row in rows if row.provider == provider.name and row.kind]
+        numbers = Counter(str(row.status) for row in offered)
+        counts = ", ".join(f"{number} {status}" for status, number in numbers.items())
+        yield Finding(f"plugin {provider.name}", "ok", f"{provider.version}: {counts or 'offers nothing'}")
+    # A folder that is on the path twice is read twice.
+    yield from dict.fromkeys(_problem(row) for row in rows if row.status is not Status.OK)
+
+
+def _problem(row: Row) -> Finding:
+    subject, owner = (f"{row.kind} {row.alias}", row.provider) if row.kind else (f"plugin {row.provider}", row.location)
+    state: State = "broken" if row.status in (Status.BROKEN, Status.INCOMPATIBLE) else "note"
+    return Finding(subject, state, f"{row.status}: {row.detail} ({owner})".removesuffix(" ()"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,28 +30,11 @@ Examples:
 @click.option("--plugin", "plugins", multiple=True, metavar="NAME", help="As in plugins=[...]; may be repeated.")
 @click.option("--model", default=None, metavar="MODULE:NAME", help="Also show the units of a model.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects.")
-def explain(
-    strategy: str,
-    accelerator: str,
-    devices: str,
-    num_nodes: int,
-    precision: str | None,
-    plugins: tuple[str, ...],
-    model: str | None,
-    as_json: bool,
-) -> None:
+def explain(model: str | None, as_json: bool, **arguments: Any) -> None:
     """Show what a run with these arguments would use on this machine, and why. No process is started."""
     from core.resolve import resolve
 
-    resolution = resolve(
-        strategy=strategy,
-        accelerator=accelerator,
-        devices=devices,
-        num_nodes=num_nodes,
-        precision=precision,
-        plugins=plugins,
-    )
-    decisions = list(resolution.decisions)
+    decisions = list(resolve(**arguments).decisions)
     if model is not None:
         from core.cli.model_units import decide_units
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.cli.examination import TESTED_TORCH, _tested
+from core.cli.doctor import TESTED_TORCH, _tested
 
 
 def findings_of(done):

@@ -41,9 +41,6 @@ EXPORTS = "export"
 BY_NAME_ONLY = (HOOKS, PRELUDES, EXPORTS)
 """The kinds that no registry has, since nothing of them is ever chosen but by a user who names it."""
 
-_MAX_BAD_LINES = 10
-"""The most bad lines of a file that are reported one by one."""
-
 KIND_OF_GROUP = {
     **{kind.group: kind.name for kind in KINDS.values()},
     HOOKS_GROUP: HOOKS,
@@ -201,10 +198,9 @@ class _Scan:
             if relevant:
                 self._report(copy, f"the folder {copy.path} has no METADATA; delete it, or install the package again")
             return
-        for line in bad_lines[:_MAX_BAD_LINES]:
-            self._report(copy, f"{line}. {_reinstall(copy.name)}")
-        if more := len(bad_lines[_MAX_BAD_LINES:]):
-            self._report(copy, f"{more} more lines of entry_points.txt are bad. {_reinstall(copy.name)}")
+        if bad_lines:
+            more = f", and {len(bad_lines) - 1} more lines are bad" if bad_lines[1:] else ""
+            self._report(copy, f"{bad_lines[0]}{more}. {_reinstall(copy.name)}")
         for group in sorted(strangers):
             self._report_near_miss(copy, group)
         self._keep(copy)

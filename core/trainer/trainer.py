@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from core.watch import WatchdogOptions
 
 
+_OF_FABRIC = (
+    *("accelerator", "strategy", "devices", "num_nodes", "precision", "plugins", "compile"),
+    *("activation_checkpointing", "activation_offload", "watch"),
+)
+"""The arguments that Fabric has too."""
+_OF_CALLBACKS = ("enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+
+
 class Trainer(TrainerViews):
     """Trains and evaluates a module. One argument chooses the backend, and nothing else changes with it.
 
@@ -189,28 +197,11 @@ class Trainer(TrainerViews):
         if root is not None and os.fspath(root).startswith("~"):
             root = os.path.expanduser(root)
         # The Fabric resolves the strategy, which the checks below ask.
-        fabric = Fabric(
-            accelerator=accelerator,
-            strategy=strategy,
-            devices=devices,
-            num_nodes=num_nodes,
-            precision=precision,
-            plugins=plugins,
-            loggers=make_loggers(logger, root),
-            compile=compile,
-            activation_checkpointing=activation_checkpointing,
-            activation_offload=activation_offload,
-            watch=watch,
-        )
+        fabric = Fabric(loggers=make_loggers(logger, root), **{name: arguments[name] for name in _OF_FABRIC})
         check_arguments(options, fabric.strategy)
         fabric.loggers = quick_runs.silence(fabric.loggers, num_quick_batches)
-        made_callbacks = make_callbacks(
-            callbacks,
-            default=not barebones,
-            enable_progress_bar=enable_progress_bar,
-            enable_model_summary=enable_model_summary,
-            enable_checkpointing=enable_checkpointing,
-        )
+        enabled = {name: arguments[name] for name in _OF_CALLBACKS}
+        made_callbacks = make_callbacks(callbacks, default=not barebones, **enabled)
         self._module_callbacks = ModuleCallbacks()
         self.run = Run(
             fabric=fabric,

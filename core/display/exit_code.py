@@ -6,7 +6,7 @@ import sys
 
 
 def fail() -> None:
-    """Let the interpreter end with code 120, after all that it has yet to do.
+    """Set the exit code of the interpreter to 120, once it has done all that it has yet to do.
 
     That is Python's code for a standard stream that can't be flushed at the end. After an error in a function of
     `atexit` or in a finalizer it ends with 0.

@@ -113,6 +113,7 @@ def pages(folder):
     return sorted(path.relative_to(folder).as_posix().removesuffix("index.html") for path in folder.rglob("index.html"))
 
 
+@pytest.mark.timeout(3600)  # a browser opens some hundred pages, and waits for each
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_page_fits_and_is_quiet(site, browser, size, scheme):

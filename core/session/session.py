@@ -340,19 +340,18 @@ class Session:
             weight: their number; None for a loss without one, after others that had one, which is an error.
             run: is called with what backward is to take.
         """
-        if self.weights is None:
-            from core.session.weights import Weights  # who gives no weight waits for none of it
-
-            self.weights = Weights(self, by_hand=True)
-        self.weights.backward(loss, weight, run)
+        self._begin_weights(by_hand=True).backward(loss, weight, run)
 
     def weigh(self, weight: float | Tensor) -> None:
         """All ranks. Weigh the loss of the running training step by the number of items that it is a mean over."""
+        self._begin_weights().given = weight
+
+    def _begin_weights(self, *, by_hand: bool = False) -> Weights:
         if self.weights is None:
             from core.session.weights import Weights  # who gives no weight waits for none of it
 
-            self.weights = Weights(self)
-        self.weights.given = weight
+            self.weights = Weights(self, by_hand=by_hand)
+        return self.weights
 
     def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
         """All ranks. Multiply the gradients of the optimizer's parameters, or this rank's shards of them."""

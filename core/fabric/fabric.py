@@ -132,7 +132,7 @@ class Fabric(Processes):
     ) -> Callable[[nn.Module, str], Callable[[], None]] | None:
         if checkpointing in (None, False) and offload is False:
             return None
-        from core.strategies import ActivationMemory  # most have none
+        from core.activations import ActivationMemory  # most have none
 
         activations = ActivationMemory(checkpointing, offload)
         activations.check(self.strategy)

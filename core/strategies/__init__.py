@@ -7,13 +7,11 @@ from core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from core.contract import Strategy
     from core.registry import STRATEGY_REGISTRY, StrategyRegistry
-    from core.strategies.activation_memory import ActivationMemory
     from core.strategies.joint_optimizer import JointOptimizer
     from core.strategies.method_router import MethodRouter
     from core.strategies.options import check_options, known_options, with_options_of
     from core.strategies.parallel import ParallelStrategy
     from core.strategies.refusals import needs_whole_matrices, refuse_sparse_layers, refuse_unlike_modules
-    from core.strategies.saved_activations import save_activations
     from core.strategies.single_device import SingleDeviceStrategy
     from core.strategies.units import Units, class_name, find_units
     from core.strategies.untrained import FrozenParameters, LeftOutParameters
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STRATEGY_REGISTRY",
-    "ActivationMemory",
     "FrozenParameters",
     "JointOptimizer",
     "LeftOutParameters",
@@ -38,7 +35,6 @@ __all__ = [
     "needs_whole_matrices",
     "refuse_sparse_layers",
     "refuse_unlike_modules",
-    "save_activations",
     "set_within",
     "with_options_of",
 ]

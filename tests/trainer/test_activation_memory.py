@@ -9,7 +9,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy
 
 from core import Callback, Capability, ConfigurationError, Fabric, Module, Trainer, UnsupportedError
-from core.strategies import SingleDeviceStrategy, saved_activations
+from core.activations import saved_activations
+from core.strategies import SingleDeviceStrategy
 from support.small_nets import QUIET, batches
 
 

@@ -16,7 +16,8 @@ from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, transfor
 from torch.distributed.tensor import DTensor
 
 from core import ConfigurationError, ModuleError
-from core.strategies import find_units, save_activations
+from core.activations import save_activations
+from core.strategies import find_units
 
 _log = logging.getLogger(__name__)
 _CALLED_WITH = ("module", "recurse", "nonwrapped_numel")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from core.activations.saved_activations import save_activations
 from core.contract import Capability, ConfigurationError, UnsupportedError
-from core.strategies.saved_activations import save_activations
-from core.strategies.units import find_units
+from core.strategies import find_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from core.strategies.recomputation import RecomputedCalls
+from core.activations.recomputation import RecomputedCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from core.fabric.module import FabricModule
     from core.fabric.optimizer import FabricOptimizer
     from core.fabric.rank_zero_decorator import rank_zero_info, rank_zero_only, rank_zero_warn
-    from core.fabric.ranks import Ranks
+    from core.fabric.ranks_and_print import Ranks
     from core.fabric.seed import seed_everything
 
 __all__ = [

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from core.contract import LaunchError
 from core.data import map_leaves
-from core.fabric.ranks import Ranks
+from core.fabric.ranks_and_print import Ranks
 from core.fabric.seed import checked_seed, seed_everything
 from core.fabric.state import unwrap
 from core.watch import allow_abort, begin, end, explain, warn_of_late_ranks

@@ -118,6 +118,7 @@ __all__ = [  # noqa: F405  (what the star above brings)
 
 _MODULES = (
     "accelerators",
+    "activations",
     "callbacks",
     "checkpoint",
     "cli",

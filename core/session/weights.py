@@ -1,4 +1,4 @@
-"""What losses weigh: a step learns from the mean over all items of its window, `sum(weight * loss) / sum(weight)`.
+"""The weights of losses: a step learns from the mean over all items of its window, `sum(weight * loss) / sum(weight)`.
 
 The sum goes over the window's batches and the shards of the data. Samples weigh by `TrainingStep.weight`, whose sum is
 known before. Here are the weights that a user gives: nobody knows their sum before the window's last forward. Loaded
@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from core.contract.capability import Capability
 from core.contract.errors import ModuleError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import torch
     from torch import Tensor
     from torch.optim import Optimizer
 
@@ -178,6 +177,8 @@ class Weights:
 
     def _checked(self, weight: Any) -> float | Tensor:
         """The weight as it is computed with. One on a device is checked there: what can't be one becomes NaN."""
+        import torch
+
         if weight is None:
             raise ModuleError(f"A loss has no weight, and one before had one. {_ALL_OR_NONE}")
         if isinstance(weight, torch.Tensor) and weight.numel() == 1 and not weight.is_complex():
@@ -193,6 +194,8 @@ class Weights:
 
     def _sum(self, own: float | Tensor) -> float | Tensor:
         """All ranks. The sum over shards of the data, whose copies on other ranks don't count."""
+        import torch
+
         strategy = self._strategy
         if not strategy.session.has_peers:
             return own
@@ -210,6 +213,8 @@ class Weights:
 
     @property
     def _dtype(self) -> torch.dtype:
+        import torch
+
         return torch.float32 if self._strategy.root_device.type == "mps" else torch.float64
 
 
@@ -227,6 +232,8 @@ def _describe(weight: Any) -> str:
 
 def _quotient(part: float | Tensor, total: float | Tensor) -> float | Tensor:
     """`part / total`, and 0 where there is nothing."""
+    import torch
+
     if isinstance(total, torch.Tensor):
         return torch.where(total == 0, 0.0, part / total)
     return part / total if total else 0.0
@@ -259,5 +266,7 @@ def _has_gradients(optimizer: Optimizer) -> bool:
 
 def scale_gradients(optimizer: Optimizer, factor: float) -> None:
     """Multiply the gradients of an optimizer's parameters in place; of those in shards, this rank's own."""
+    import torch
+
     with torch.no_grad():
         torch._foreach_mul_(_gradients_of(optimizer), factor)

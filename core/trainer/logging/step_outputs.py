@@ -1,4 +1,4 @@
-"""What a `training_step` returns: a loss, or a dict with one and perhaps with its weight."""
+"""The parts of what a `training_step` returns: a loss, or a dict with one and perhaps with its weight."""
 
 from __future__ import annotations
 

@@ -66,6 +66,8 @@ class Case:
         length: of the sequence that each sample is, which attention looks at; None for samples that are none.
         precision: of strategy and Trainer.
         num_experts: of a mixture after the first layer of each network; 0 for none.
+        in_bfloat16: the optimizer computes in bfloat16, whatever gradients are: the last bit of one in float32 may
+            then change a whole matrix.
         needs: capabilities that a strategy must declare for it.
         unless: capabilities that leave no room for it.
     """
@@ -87,6 +89,7 @@ class Case:
     length: int | None = None
     precision: str | None = None
     num_experts: int = 0
+    in_bfloat16: bool = False
     needs: Capability = Capability.NONE
     unless: Capability = Capability.NONE
 
@@ -129,7 +132,14 @@ CASES = (
         network=networks.Adversarial,
         needs=Capability.MANUAL_OPTIMIZATION | Capability.SEVERAL_OPTIMIZERS,
     ),
-    Case("matrices_apart", optimizer=_by_matrices, accumulate=2, clip=0.1, needs=Capability.SEVERAL_OPTIMIZERS),
+    Case(
+        "matrices_apart",
+        optimizer=_by_matrices,
+        accumulate=2,
+        clip=0.1,
+        in_bfloat16=True,
+        needs=Capability.SEVERAL_OPTIMIZERS,
+    ),
     _by_hand("fabric", optimizer=ADAMW),
     _by_hand("fabric_zeroed_gradients", set_to_none=False),
     _by_hand("fabric_accumulated", accumulate=2, clip=0.1),

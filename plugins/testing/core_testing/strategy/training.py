@@ -58,7 +58,8 @@ class TrainingTests(StrategySuite):
         if case.equal_shares:  # its estimate depends on the size of a share
             for run in (*runs, expected):
                 run.weights = {name: value for name, value in run.weights.items() if "running_var" not in name}
-        self.assert_like_one_device(runs[0], expected)
+        is_rounded = case.in_bfloat16 and case.dtype != torch.float64
+        self.assert_like_one_device(runs[0], expected, self.precision_tolerance if is_rounded else None)
 
     @pytest.mark.parametrize("precision", ["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed"])
     def test_trains_in_precision(self, precision: str) -> None:

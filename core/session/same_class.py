@@ -49,7 +49,7 @@ def check_optimizer(optimizer: Optimizer, saved: Any, place: str = "state") -> N
     """
     groups = saved.get("param_groups")
     are_dicts = isinstance(groups, list) and all(isinstance(each, dict) and "params" in each for each in groups)
-    if not groups or not are_dicts:
+    if not (are_dicts and groups):
         raise wrong_kind(f"{place}['param_groups']", groups, "a list of dicts with 'params'")
     own, mine = _class_of(optimizer), optimizer.param_groups
     lacking = (mine[0].keys() & optimizer.defaults.keys()) - groups[0].keys() - _FILLED_IN

@@ -123,7 +123,7 @@ class ForgetsRandomState(CPUAccelerator):
         return torch.get_rng_state()
 
 
-@accelerator("test_tells_memory_by_units")
+@accelerator("test_reports_memory_by_units")
 class LeavesOutUnits(CPUAccelerator):
     """Names no units."""
 
@@ -509,7 +509,7 @@ def command(test):
     return mutant(test, "command", "test_documents_itself")
 
 
-@command("test_help_tells_what_it_does")
+@command("test_help_describes_it")
 class HidesItsHelp(click.Command):
     """Doesn't know `--help`."""
 

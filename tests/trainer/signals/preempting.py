@@ -30,7 +30,7 @@ from core.callbacks import ModelCheckpoint
 PHASES = (
     ("handlers come", ("interruption.__enter__",)),
     ("handlers go", ("interruption.__exit__",)),
-    ("agreement", ("stop_agreement.settle",)),
+    ("agreement", ("stop_agreement.agree",)),
     ("teardown", ("stage_lifecycle._end",)),
     ("on_exception", ("model_checkpoint.on_exception",)),
     ("checkpoint", ("snapshot.save",)),

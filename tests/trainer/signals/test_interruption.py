@@ -145,14 +145,14 @@ class Clock(Callback):
     [(0.001, [1, 3, 7, 15, 31, 63]), (0.0625, [1, 3, 7, 15, 23, 31, 39]), (2.0, [1, 2, 3, 4, 5])],
 )
 def test_ranks_talk_twice_a_second_and_not_at_each_step(seconds_a_step, expected, monkeypatch):
-    clock, settle = Clock(seconds_a_step), stop_agreement.StopAgreement.settle
+    clock, agree = Clock(seconds_a_step), stop_agreement.StopAgreement.agree
 
     def note(self, batch):
         clock.talked_at.append(batch)
-        settle(self, batch)
+        agree(self, batch)
 
     monkeypatch.setattr(exchange_interval, "time", clock)
-    monkeypatch.setattr(stop_agreement.StopAgreement, "settle", note)
+    monkeypatch.setattr(stop_agreement.StopAgreement, "agree", note)
     trainer = make(clock, strategy="ddp_fork", devices=2, max_epochs=1, use_distributed_sampler=False)
     trainer.fit(Net(), [(torch.ones(1, 3), torch.ones(1, 1))] * 100)
     within = [batch for batch in clock.talked_at if 0 < batch < 100]

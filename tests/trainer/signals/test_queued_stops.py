@@ -121,7 +121,7 @@ def test_a_signal_is_raised_at_the_look_after_it(run):
 def test_before_and_after_what_is_no_step_ranks_know_at_once(run):
     stops = StopAgreement(run)
     train(run, stops, 3)
-    stops.look(100)  # its answer is older than that of `settle`
+    stops.look(100)  # its answer is older than that of `agree`
     run.strategy.other = [1, 0, 0, -64]
     stops.agree(200)
     assert stops.is_asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -123,9 +124,12 @@ class _Reporter(ConformanceReport):
         self._details: dict[str, str] = {}
 
     def send(self, event: str, **content: Any) -> None:
-        """Write one event."""
-        self._pipe.write(json.dumps({"event": event, **content}) + "\n")
-        self._pipe.flush()
+        """Write one event. If `core check` was killed, nobody reads it, and what runs the kit ends too."""
+        try:
+            self._pipe.write(json.dumps({"event": event, **content}) + "\n")
+            self._pipe.flush()
+        except BrokenPipeError:
+            os.killpg(os.getpgrp(), signal.SIGKILL)
 
     def rows_of(self, suite: str) -> list[CaseResult]:
         """The rows of one suite, by its name in `SUITES`."""

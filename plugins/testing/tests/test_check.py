@@ -1,8 +1,11 @@
 """`core check`: the conformance kit from the command line."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -59,6 +62,36 @@ def test_a_logger_that_is_all_right(core_cli, lines):
     (line,) = done.stdout.splitlines()
     assert line.startswith("all well  lines: a logger of lines-plugin 1.0, on cpu: 4 passed, ")
     assert "4/4  passed   test_finalizes[interrupted]" in done.stderr
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_whoever_ends_it_leaves_no_process_behind(core_cli, lines, ending):
+    note = core_cli.working / "group"
+    slow = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpgrp())); time.sleep(3)\n"
+    core_cli.install("lines-plugin", ENTRY, modules={"lines_plugin.__init__": PLUGIN.replace("pass\n", slow)})
+    process = check(
+        core_cli, "lines", "-k", "metrics", begin=lambda command, timeout, **how: subprocess.Popen(command, **how)
+    )
+    until(lambda: note.exists() and note.read_text())
+    process.send_signal(ending)
+    assert process.wait(60) == {signal.SIGTERM: 143, signal.SIGKILL: -9}[ending]
+    until(lambda: not is_group(int(note.read_text())))
+
+
+def until(is_so):
+    for _ in range(600):
+        if is_so():
+            return
+        time.sleep(0.1)
+    pytest.fail("it didn't come about within a minute")
+
+
+def is_group(number):
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_failures_are_told_and_written(core_cli, lines):

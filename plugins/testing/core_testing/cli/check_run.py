@@ -225,9 +225,10 @@ def _events(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any]]:
         # The child's is the only one left, so that reading ends when the child does.
         os.close(writing)
         assert child.stdin is not None
-        with contextlib.suppress(BrokenPipeError), child.stdin as asking:
-            asking.write(json.dumps({**request, "pipe": writing}))
+        before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the child ends too
         try:
+            with contextlib.suppress(BrokenPipeError), child.stdin as asking:
+                asking.write(json.dumps({**request, "pipe": writing}))
             for line in pipe:
                 event = json.loads(line)
                 yield event
@@ -235,6 +236,7 @@ def _events(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any]]:
                     return
         finally:
             _end(child)
+            signal.signal(signal.SIGTERM, before)
     words = log.read_text(errors="replace").strip()[-_LAST_WORDS:]
     raise PluginLoadError(f"The process that runs the kit ended early, with code {child.returncode}:\n{words}")
 

@@ -18,7 +18,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from core.data.randomness import mix_seed
+from core.data.drawing_rng import mix_seed
 from core.data.sampler import ShardedSampler, find_generator, sampler_chain
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from core.contract import CheckpointError
-from core.data.randomness import DrawingRng, mix_seed
+from core.data.drawing_rng import DrawingRng, mix_seed
 from core.data.sharding import rebalance_last, shard_batches, shard_samples, shard_windows
 from core.data.windows import weigh_window
 

@@ -17,10 +17,10 @@ from core.display.lost_connection import is_lost_connection
 from core.display.tracebacks import format_short
 from core.launch.connections import hang_up
 from core.launch.forked_copies import ForkedCopies
-from core.launch.group import Worker, WorkerGroup
 from core.launch.signal_listener import SignalListener, call_main_thread
 from core.launch.timeouts import GRACE_S
 from core.launch.worker_failure import left_early, summarize
+from core.launch.worker_group import Worker, WorkerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from core.contract import ClusterEnvironment, ConfigurationError, Launcher, LaunchError
 from core.contract.rank_variables import rank_variables
 from core.launch.channel import Channel, open_channel, signal_process
-from core.launch.group import Worker
 from core.launch.main_process import MainProcess
 from core.launch.messages import MessageReceiver, come_to_call
 from core.launch.rank import is_inherited, set_rank
 from core.launch.script import refuse_interactive, refuse_nested, script_command
 from core.launch.thread_share import share_cores
 from core.launch.worker import Membership, in_main_thread
+from core.launch.worker_group import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,11 +11,11 @@ gives every spec its status, `choice` turns a name into one offer, `registry` is
 """
 
 from core.registry.builtins import CORE, CORE_VERSION
+from core.registry.class_loading import base_class
 from core.registry.discovery import BY_NAME_ONLY, HOOKS, PRELUDES, Discovery, Problem, Provider, discover
 from core.registry.known_names import DEFAULT_PARALLEL_STRATEGY
 from core.registry.known_plugins import known_aliases
 from core.registry.listing import Row, listing
-from core.registry.loading import base_class
 from core.registry.manager import PluginManager, plugin_manager
 from core.registry.named_functions import load_hooks, load_prelude
 from core.registry.names import IN_PROCESS, normalize_distribution, split_name

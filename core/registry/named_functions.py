@@ -9,10 +9,10 @@ import pluggy
 from core.contract.hookspecs import PROJECT, EventHooks
 from core.contract.spec import normalize_alias
 from core.registry import refusals
-from core.registry.choice import choose
+from core.registry.alias_choice import choose
+from core.registry.class_loading import import_target
 from core.registry.discovery import EXPORTS, HOOKS, PRELUDES
 from core.registry.known_plugins import known_aliases, missing
-from core.registry.loading import import_target
 from core.registry.manager import PluginManager, plugin_manager
 
 if TYPE_CHECKING:

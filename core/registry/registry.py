@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from core.contract.errors import ConfigurationError, CoreError
 from core.contract.spec import Spec, normalize_alias
 from core.registry import refusals
-from core.registry.choice import choose
+from core.registry.alias_choice import choose
+from core.registry.class_loading import call_target, load_target, unfit
 from core.registry.known_plugins import known_classes
-from core.registry.loading import call_target, load_target, unfit
 from core.registry.manager import PluginManager, plugin_manager
 from core.registry.names import IN_PROCESS, unfit_alias
 from core.registry.offers import Offer, Status, is_reserved

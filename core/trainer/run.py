@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from core.contract import Logger, PathLike, Stage, Strategy, TrainingStep
     from core.fabric import Fabric, FabricOptimizer
     from core.session import Session
-    from core.trainer.data.datamodule import DataModule
     from core.trainer.hooks.callback import Callback
     from core.trainer.hooks.events import Events
     from core.trainer.logging.metric_values import MetricValues, Origin
     from core.trainer.profilers import Profiler
     from core.trainer.progress import Progress
     from core.trainer.settings.options import TrainerOptions
+    from core.trainer.stage_data.datamodule import DataModule
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -216,7 +216,7 @@ class Run:
 
     def make_transfer(self, dataloader_idx: int = 0) -> Callable[[Any], Any] | None:
         """The function that moves a loader's batches to the device; None if they are there."""
-        from core.trainer.data.batch_transfer import batch_transfer
+        from core.trainer.stage_data.batch_transfer import batch_transfer
 
         transfer = batch_transfer(self.strategy, (self.datamodule, self.module), dataloader_idx)
         return transfer and self.profiled("transfer_batch", transfer)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core.contract import Accelerator, ClippingAlgorithm, Devices, Logger, PathLike, Stage, Strategy
-    from core.trainer.data.datamodule import DataModule
-    from core.trainer.data.sources import Source
     from core.trainer.hooks.callback import Callback
     from core.trainer.loops.fit_call import FitCall
     from core.trainer.profilers import Profiler
+    from core.trainer.stage_data.datamodule import DataModule
+    from core.trainer.stage_data.sources import Source
     from core.watch import WatchdogOptions
 
 
@@ -277,9 +277,9 @@ class Trainer(TrainerViews):
             What was logged, a dict for each loader.
         """
         from core.trainer.arguments.loader_arguments import check_sources
-        from core.trainer.data.sources import VALIDATION
         from core.trainer.loops.launch import launch
         from core.trainer.module.module import require_method
+        from core.trainer.stage_data.sources import VALIDATION
 
         module = self._module_or_last(model)
         require_method(module, "validation_step", "validate")
@@ -297,9 +297,9 @@ class Trainer(TrainerViews):
     ) -> list[dict[str, float]]:
         """Run `test_step` over one or several loaders; see `validate`."""
         from core.trainer.arguments.loader_arguments import check_sources
-        from core.trainer.data.sources import TEST
         from core.trainer.loops.launch import launch
         from core.trainer.module.module import require_method
+        from core.trainer.stage_data.sources import TEST
 
         module = self._module_or_last(model)
         require_method(module, "test_step", "test")
@@ -332,9 +332,9 @@ class Trainer(TrainerViews):
             device; on the other ranks their own. None with `return_predictions=False`.
         """
         from core.trainer.arguments.loader_arguments import check_sources
-        from core.trainer.data.sources import PREDICTION
         from core.trainer.loops.launch import launch
         from core.trainer.module.module import require_method
+        from core.trainer.stage_data.sources import PREDICTION
 
         module = self._module_or_last(model)
         if not hasattr(module, "predict_step"):
@@ -397,7 +397,7 @@ class Trainer(TrainerViews):
 
     def _begin(self, stage: Stage, module: nn.Module, sources: Sequence[Source], **settings: Any) -> None:
         """Begin a new run, with backend, counters and metrics of the one before, whose optimizers are let go."""
-        from core.trainer.data.loaders import Loaders
+        from core.trainer.stage_data.loaders import Loaders
 
         own = self.fabric.uncompiled(module)
         callbacks = self._module_callbacks.join(self.callbacks, own)

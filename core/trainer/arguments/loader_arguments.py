@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
-from core.trainer.data.datamodule import DataModule
-from core.trainer.data.sources import TRAIN, VALIDATION, Source, check_loaders
 from core.trainer.hooks.data_hooks import DataHooks
 from core.trainer.hooks.events import overrides
 from core.trainer.loops.fit_call import FitCall
 from core.trainer.module.module import has_method, require_method
 from core.trainer.settings.warn_at import warn_caller
+from core.trainer.stage_data.datamodule import DataModule
+from core.trainer.stage_data.sources import TRAIN, VALIDATION, Source, check_loaders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
 
-    from core.trainer.data.sources import Role
     from core.trainer.settings.options import TrainerOptions
+    from core.trainer.stage_data.sources import Role
 
 
 def check_fit_call(

@@ -8,12 +8,12 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from core.contract import EventHooks, near_names
-from core.trainer.data.datamodule import DataModule
 from core.trainer.hooks.argument_counts import count_accepted, hook_arguments
 from core.trainer.hooks.callback import Callback
 from core.trainer.hooks.events import overrides
 from core.trainer.module.module import Module, has_method
 from core.trainer.settings.warn_at import warn_at
+from core.trainer.stage_data.datamodule import DataModule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from core.contract import Capability, ConfigurationError, UnsupportedError, World
 from core.data import check_global_batch
 from core.trainer.checks.hook_checks import check_hooks
-from core.trainer.data.sources import VALIDATION
 from core.trainer.hooks.events import overrides
 from core.trainer.module.module import has_method
 from core.trainer.settings.warn_at import warn_caller
+from core.trainer.stage_data.sources import VALIDATION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from core.contract import Strategy
-    from core.trainer.data.sources import Source
     from core.trainer.run import Run
     from core.trainer.settings.options import TrainerOptions
+    from core.trainer.stage_data.sources import Source
 
 _OF_THE_STEP = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
 _HOOKS_OF_THE_STEP = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")

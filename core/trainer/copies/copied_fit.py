@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import Capability, ConfigurationError, UnsupportedError
 from core.trainer.copies.copies import copy_loaders, copy_owner
-from core.trainer.data.loaders import Loaders
 from core.trainer.logging.metric_collector import NullMetricCollector
 from core.trainer.logging.metric_values import MetricValues
 from core.trainer.logging.non_finite_losses import NonFiniteLossCheck
 from core.trainer.loops.launch import launch
 from core.trainer.progress import Progress
+from core.trainer.stage_data.loaders import Loaders
 from core.trainer.state.finished_fit import OWN_OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from core.contract import Strategy
-    from core.trainer.data.datamodule import DataModule
-    from core.trainer.data.sources import Source
     from core.trainer.hooks.callback import Callback
     from core.trainer.loops.fit_call import FitCall
     from core.trainer.run import Run
+    from core.trainer.stage_data.datamodule import DataModule
+    from core.trainer.stage_data.sources import Source
     from core.trainer.views.trainer_views import TrainerViews
 
 _OWN_STEPS = OWN_OPTIMIZERS | Capability.OWNS_STEP | Capability.OWNS_ACCUMULATION | Capability.OWNS_SCHEDULER

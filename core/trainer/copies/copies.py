@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, Dataset
 
 from core.contract import ConfigurationError
-from core.trainer.data.collection import is_collection, leaves_of
-from core.trainer.data.combined import CombinedLoader
+from core.trainer.stage_data.collection import is_collection, leaves_of
+from core.trainer.stage_data.combined import CombinedLoader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

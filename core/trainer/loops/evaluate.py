@@ -17,9 +17,9 @@ from core.watch import heartbeat, phase
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from core.trainer.data.loaders import StageLoader
     from core.trainer.logging.metric_collector import MetricCollector
     from core.trainer.run import Run
+    from core.trainer.stage_data.loaders import StageLoader
 
 
 def evaluate(run: Run, stage: Literal["validation", "test"], loaders: Sequence[StageLoader]) -> list[dict[str, float]]:

@@ -11,8 +11,6 @@ from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import Capability, ModuleError, TrainingStep, UnsupportedError
 from core.data import read_windows
 from core.trainer.checks.stage_checks import check_max_steps
-from core.trainer.data.epoch_end import await_others
-from core.trainer.data.loaders import length_of
 from core.trainer.hooks.argument_counts import call_with
 from core.trainer.logging.non_finite_losses import guarded
 from core.trainer.logging.step_outputs import loss_in, weight_in
@@ -25,6 +23,8 @@ from core.trainer.loops.validation_schedule import ValidationSchedule
 from core.trainer.module.module import require_method
 from core.trainer.module.module_steps import apply_overrides
 from core.trainer.module.optimization import evaluates_loss, takes_metric
+from core.trainer.stage_data.epoch_end import await_others
+from core.trainer.stage_data.loaders import length_of
 from core.watch import heartbeat
 
 if TYPE_CHECKING:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from core.trainer.data.sources import TRAIN
+from core.trainer.stage_data.sources import TRAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
 
-    from core.trainer.data.datamodule import DataModule
-    from core.trainer.data.sources import Source
+    from core.trainer.stage_data.datamodule import DataModule
+    from core.trainer.stage_data.sources import Source
 
 
 @dataclass(frozen=True)

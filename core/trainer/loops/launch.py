@@ -12,8 +12,8 @@ from core.trainer.signals.interruption import workers_interruption
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from core.trainer.data.sources import Source
     from core.trainer.run import Run
+    from core.trainer.stage_data.sources import Source
 
 
 def launch(run: Run, sources: Sequence[Source]) -> Any:

@@ -16,8 +16,8 @@ from core.watch import phase
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from core.trainer.data.loaders import StageLoader
     from core.trainer.run import Run
+    from core.trainer.stage_data.loaders import StageLoader
 
 _CPU = torch.device("cpu")
 _MISSING = object()

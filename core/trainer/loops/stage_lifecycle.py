@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import HangError, ModuleError
-from core.trainer.data.prepare import prepare_data
 from core.trainer.hooks.events import Events
 from core.trainer.logging import rank_loggers
 from core.trainer.loops import run_facts
@@ -24,6 +23,7 @@ from core.trainer.loops.run_messages import (
 from core.trainer.module.module import Module
 from core.trainer.settings.torch_modes import torch_modes
 from core.trainer.signals.interruption import SignalGuard
+from core.trainer.stage_data.prepare import prepare_data
 from core.trainer.state import requeue
 from core.trainer.state.checkpoint_path import find_checkpoint
 from core.trainer.state.finished_fit import FinishedFit

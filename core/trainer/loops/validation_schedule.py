@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from core.trainer.data.validation_interval import batches_between
 from core.trainer.signals.exchange_interval import PeriodicVote
+from core.trainer.stage_data.validation_interval import batches_between
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from core.contract import Logger, Strategy
-    from core.trainer.data.datamodule import DataModule
-    from core.trainer.data.loaders import StageLoader
     from core.trainer.logging.metric_collector import MetricCollector
     from core.trainer.logging.metric_values import MetricValues
     from core.trainer.progress import Progress
     from core.trainer.run import Run
     from core.trainer.settings.options import TrainerOptions
+    from core.trainer.stage_data.datamodule import DataModule
+    from core.trainer.stage_data.loaders import StageLoader
 
 
 def shown(path: str, *, can_be_set: bool = False) -> Any:
@@ -77,7 +77,7 @@ class DataViews(Ranks):
     @property
     def train_dataloader(self) -> Any:
         """This rank's training loader; several in the structure in which the user gave them. None before `fit`."""
-        from core.trainer.data.combined import CombinedLoader
+        from core.trainer.stage_data.combined import CombinedLoader
 
         train = self.loaders.train if self.loaders is not None else None
         return train.loaders if isinstance(train, CombinedLoader) else train

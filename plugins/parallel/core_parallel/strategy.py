@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from core import GradientClipping
     from core.contract import Awaited
-    from core_parallel.pipeline.scheduled import ScheduledStep
+    from core_parallel.pipeline.scheduled_step import ScheduledStep
 
 _log = logging.getLogger(__name__)
 _ELSEWHERE = (
@@ -251,7 +251,7 @@ class MeshParallelStrategy(MeshStrategy):
         draws = Draws(self.accelerator, self.root_device, stream)
         self._chains[module] = chain = Chain(layout, line, draws, microbatches, self._context)
         if schedule is not None:
-            from core_parallel.pipeline.scheduled import (
+            from core_parallel.pipeline.scheduled_step import (
                 ScheduledStep,  # torch.distributed.pipelining takes a while to import
             )
 

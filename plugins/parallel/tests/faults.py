@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor.parallel import ColwiseParallel
 
 from core_parallel.pipeline import chain
-from core_parallel.pipeline.scheduled import ScheduledStep
+from core_parallel.pipeline.scheduled_step import ScheduledStep
 
 if TYPE_CHECKING:
     from torch import Tensor

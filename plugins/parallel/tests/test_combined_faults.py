@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel
 from core_parallel.communication import averages
 from core_parallel.mesh.placements import own_part
 from core_parallel.pipeline import chain
-from core_parallel.pipeline.scheduled import ScheduledStep
+from core_parallel.pipeline.scheduled_step import ScheduledStep
 from core_parallel.stages.shards import Shards
 from core_testing.ranks import one_device
 

@@ -13,7 +13,7 @@ from faults import first_gradient_twice, first_loss_twice, first_weight_twice
 from core_parallel import MeshParallelStrategy
 from core_parallel.pipeline import chain
 from core_parallel.pipeline.chain import Chain
-from core_parallel.pipeline.scheduled import ScheduledStep
+from core_parallel.pipeline.scheduled_step import ScheduledStep
 from core_testing.ranks import Backend, one_device
 
 if TYPE_CHECKING:

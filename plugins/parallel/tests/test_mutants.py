@@ -16,8 +16,8 @@ from core_parallel import conformance, mesh_strategy
 from core_parallel.communication import averages, collectives
 from core_parallel.context.attention import Caught
 from core_parallel.context.sequence import Context
-from core_parallel.pipeline import chain, scheduled
-from core_parallel.pipeline.scheduled import ScheduledStep
+from core_parallel.pipeline import chain, scheduled_step
+from core_parallel.pipeline.scheduled_step import ScheduledStep
 from core_testing import StrategyConformance
 from core_testing.cases import CASES
 
@@ -117,7 +117,9 @@ MUTANTS = [
     Mutant("stages begin with weights of their rank", PIPELINE, "weights_that_begin_apart", _APART),
     Mutant("a microbatch's gradient counts twice", Schedule, "adamw", [(ScheduledStep, "_loss", first_loss_twice)]),
     Mutant("a microbatch's weight counts twice", Schedule, "adamw", [(ScheduledStep, "_loss", first_weight_twice)]),
-    Mutant("weights of microbatches don't count", Schedule, _LONGER, [(scheduled, "_times", lambda tensor, _: tensor)]),
+    Mutant(
+        "weights of microbatches don't count", Schedule, _LONGER, [(scheduled_step, "_times", lambda tensor, _: tensor)]
+    ),
     Mutant("gradients aren't averaged", CONTEXT, "sgd_momentum", [(averages, "average", _nothing)]),
     Mutant(
         "ranks' parts come in another order", CONTEXT, "sgd_momentum", [_unseen, (collectives, "_gathered", _reversed)]

@@ -25,7 +25,7 @@ from core.checkpoint import DistributedCheckpointIO
 from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from core_parallel import MeshParallelStrategy
 from core_parallel.microbatches.batches import cut_batch
-from core_parallel.pipeline import scheduled, schedules
+from core_parallel.pipeline import scheduled_step, schedules
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors, whole
 
@@ -441,7 +441,7 @@ def by_fabric_in_blocks(rank: Rank, schedule: str | None) -> Any:
     fabric, module = rank.fabric(strategy, precision="64-true"), Row(lambda *_: None, times_factor)
     model = fabric.setup(module)
     optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
-    with mock.patch.object(scheduled._log, "warning") as warned:
+    with mock.patch.object(scheduled_step._log, "warning") as warned:
         loss = float(fabric.step(model, next(iter(rows())), decorated))
     optimizer.step()
     state = fabric.strategy.get_module_state_dict(module, layout="full")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from core_parallel.pipeline.chain import Chain
-    from core_parallel.pipeline.scheduled import ScheduledStep
+    from core_parallel.pipeline.scheduled_step import ScheduledStep
     from core_parallel.strategy import MeshParallelStrategy
 
 

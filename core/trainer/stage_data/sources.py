@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils.data import Dataset, IterableDataset
 
 from core.contract import ConfigurationError
-from core.trainer.data.collection import is_collection, leaves_of
-from core.trainer.data.combined import CombinedLoader
 from core.trainer.hooks.data_hooks import DataHooks
+from core.trainer.stage_data.collection import is_collection, leaves_of
+from core.trainer.stage_data.combined import CombinedLoader
 
 if TYPE_CHECKING:
     from core.contract import Stage

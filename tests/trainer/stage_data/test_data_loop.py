@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from core import Callback, CheckpointError, ConfigurationError, DataModule, WorkerError
 from core.contract import UnsupportedError
 from core.strategies import DDPStrategy
-from core.trainer.data import epoch_end
+from core.trainer.stage_data import epoch_end
 from trainer.recording import (
     Numbers,
     Recorder,

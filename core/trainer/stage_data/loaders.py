@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from core.contract import Capability, CheckpointError, ConfigurationError
 from core.data import LoaderSharder, ResumableLoader, divide_global_batch, seed_samples, shuffles, without_shuffling
-from core.trainer.data.collection import is_collection, leaves_of
-from core.trainer.data.combined import CombinedLoader, CombinedResumableLoader
-from core.trainer.data.sources import PREDICTION, TEST, TRAIN, VALIDATION
-from core.trainer.data.validation_interval import check_interval
 from core.trainer.settings.options import is_whole, resolve_limit
 from core.trainer.settings.warn_at import warn_caller
+from core.trainer.stage_data.collection import is_collection, leaves_of
+from core.trainer.stage_data.combined import CombinedLoader, CombinedResumableLoader
+from core.trainer.stage_data.sources import PREDICTION, TEST, TRAIN, VALIDATION
+from core.trainer.stage_data.validation_interval import check_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from core.contract import Strategy
     from core.data import GlobalBatch, MicroBatch
-    from core.trainer.data.sources import Role, Source
     from core.trainer.settings.options import TrainerOptions
+    from core.trainer.stage_data.sources import Role, Source
 
     _Evaluated: TypeAlias = tuple[Any, Sequence[ResumableLoader], dict[int, MicroBatch]]
     """A loader, what it reads, and which of its batches are uneven."""

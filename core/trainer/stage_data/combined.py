@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from core.contract import CheckpointError, ConfigurationError
 from core.data import ResumableLoader
-from core.trainer.data.collection import fill, leaves_of
+from core.trainer.stage_data.collection import fill, leaves_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

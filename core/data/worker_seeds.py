@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from core.contract import ConfigurationError
+from core.data.drawing_rng import DrawingRng, seed_generators
 from core.data.loader import sampler_of
-from core.data.randomness import DrawingRng, seed_generators
 
 if TYPE_CHECKING:
     from core.data.sampler import SeededIndex

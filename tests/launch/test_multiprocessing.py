@@ -74,8 +74,10 @@ def test_an_exception_ends_the_others_and_is_named(program, own_temporary_direct
         def work(environment):
             join(environment)
             if environment.global_rank() == 1:
+                dist.recv(torch.ones(1), 0)
                 raise ValueError("boom in rank 1")
             try:
+                dist.send(torch.ones(1), 1)
                 dist.all_reduce(torch.ones(1))
             finally:
                 say("rank 0 cleans up")

@@ -43,7 +43,12 @@ class RankPool:
         """
         self.is_over = False
         self._ends: list[Connection] = []
-        with tempfile.TemporaryDirectory(prefix="core-testing-") as folder, socket.socket(socket.AF_UNIX) as server:
+        # The address of a socket has room for 103 bytes.
+        where = tempfile.gettempdir() if len(os.fsencode(tempfile.gettempdir())) < 70 else "/tmp"
+        with (
+            tempfile.TemporaryDirectory(prefix="core-testing-", dir=where) as folder,
+            socket.socket(socket.AF_UNIX) as server,
+        ):
             address = str(Path(folder) / "ranks")
             server.bind(address)
             server.listen(launcher.num_processes)

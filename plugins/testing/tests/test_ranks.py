@@ -172,6 +172,14 @@ def test_kept_ranks_end_when_they_are_told_to(backend):
             os.kill(process, 0)
 
 
+def test_ranks_are_kept_where_the_path_of_temporary_files_is_long(backend, tmp_path, monkeypatch):
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    assert len(set(backend.run(pid))) == 2
+    end_kept_ranks()  # while the folder is there
+
+
 _begun = []
 
 

@@ -326,7 +326,7 @@ def _ignore(*args, **kwargs):
 
 MUTANTS = {
     "weights are not copied back": (IPUStrategy, "synchronize_model", _ignore, {"devices": 1}),
-    "the device hears of no new learning rate": (IPUStrategy, "_tell_device", _ignore, {"devices": 1}),
+    "the device hears of no new learning rate": (IPUStrategy, "_update_device", _ignore, {"devices": 1}),
     "losses of replicas are added": (core_ipu.program, "_scalar", torch.Tensor.sum, {"devices": 4}),
     "the state stays on the device": (
         *(core_ipu.optimizers, "_entry", lambda state, kind, name, number: {}, {"devices": 1}),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from core.contract import WorkerError
     from core.launch.channel import Channel
 
-_GRACE_S = 2.0
+_CAUSE_S = 2.0
 """Seconds to look for the cause when a rank reports no more than a lost connection."""
 _LISTEN_S = 0.1
 """Seconds after which running workers are listened to while the cause is looked for."""
@@ -245,7 +245,7 @@ class WorkerGroup:
         """Find out which worker failed first, and tell all the others."""
         with self._changed:
             # The cause may take long to end, and has said so before.
-            self._listen_until(lambda: self._is_stopping or any(w.is_cause for w in self._failed()), _GRACE_S)
+            self._listen_until(lambda: self._is_stopping or any(w.is_cause for w in self._failed()), _CAUSE_S)
             first = self._first() if not self._is_stopping else None
             # Nothing to decide after all: the next end of a worker asks again.
             self._is_deciding = first is not None

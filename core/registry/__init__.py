@@ -7,7 +7,7 @@
     STRATEGY_REGISTRY.register("mine", MyStrategy)  # for this process
 
 The parts, in reading order: `discovery` reads the metadata, `manager` makes each provider a pluggy plugin, `offers`
-gives every spec its status, `choice` turns a name into one offer, `registry` is what users and the core ask.
+gives every spec its status, `alias_choice` turns a name into one offer, `registry` is what users and the core ask.
 """
 
 from core.registry.builtins import CORE, CORE_VERSION

@@ -23,7 +23,7 @@ class ComputedMetric:
 
     @classmethod
     def of(cls, name: str, metric: Any, *, recompute: bool) -> ComputedMetric:
-        """All ranks. Compute, or with `anew` forget what was computed before: another rank's object was updated."""
+        """All ranks. Compute; `recompute` forgets what was computed before, since another rank's object was updated."""
         for part in _parts_of(metric) if recompute else ():
             part._computed = None
         return cls(metric, log_errors.as_value(name, metric.compute()), _num_updates(metric))

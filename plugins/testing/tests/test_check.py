@@ -66,16 +66,16 @@ def test_a_logger_that_is_all_right(core_cli, lines):
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_whoever_ends_it_leaves_no_process_behind(core_cli, lines, ending):
-    note = core_cli.working / "group"
-    slow = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpgrp())); time.sleep(3)\n"
+    groups = core_cli.working / "groups"
+    slow = f"import os, time; os.makedirs(f'{groups}/{{os.getpgrp()}}', exist_ok=True); time.sleep(3)\n"
     core_cli.install("lines-plugin", ENTRY, modules={"lines_plugin.__init__": PLUGIN.replace("pass\n", slow)})
     process = check(
         core_cli, "lines", "-k", "metrics", begin=lambda command, timeout, **how: subprocess.Popen(command, **how)
     )
-    until(lambda: note.exists() and note.read_text())
+    until(lambda: groups.exists() and any(groups.iterdir()))
     process.send_signal(ending)
     assert process.wait(60) == {signal.SIGTERM: 143, signal.SIGKILL: -9}[ending]
-    until(lambda: not is_group(int(note.read_text())))
+    until(lambda: not any(is_group(int(each.name)) for each in groups.iterdir()))
 
 
 def until(is_so):

@@ -67,7 +67,10 @@ def test_a_logger_that_is_all_right(core_cli, lines):
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_whoever_ends_it_leaves_no_process_behind(core_cli, lines, ending):
     groups = core_cli.working / "groups"
-    slow = f"import os, time; os.makedirs(f'{groups}/{{os.getpgrp()}}', exist_ok=True); time.sleep(3)\n"
+    slow = (  # with a thread that would keep the process
+        "import os, threading, time; threading.Thread(target=time.sleep, args=(200,)).start()"
+        f"; os.makedirs(f'{groups}/{{os.getpgrp()}}', exist_ok=True); time.sleep(3)\n"
+    )
     core_cli.install("lines-plugin", ENTRY, modules={"lines_plugin.__init__": PLUGIN.replace("pass\n", slow)})
     process = check(
         core_cli, "lines", "-k", "metrics", begin=lambda command, timeout, **how: subprocess.Popen(command, **how)

@@ -47,7 +47,7 @@ def fill(site, count):
     for number in range(count):
         module = f"core_fake{number}"
         lines = f"[core.strategies]\nfake{number} = {module}:Fake\nfake{number}_fast = {module}:fast\n"
-        make_distribution(site, f"core-fake{number}", "1.0", lines, requires=["core>=0.0.1,<99", "torch>=2.9"])
+        make_distribution(site, f"core-fake{number}", "1.0", lines, requires=["core-training>=0.0.1,<99", "torch>=2.9"])
 
 
 def environment(folder):

@@ -59,7 +59,7 @@ class Step:
 
 STEPS = (
     Step("detected", "what is here, as core and torch see it", 60, 20),
-    Step("kit-single_device", "the conformance kit on one device", 150, 20, ("core:single_device",)),
+    Step("kit-single_device", "the conformance kit on one device", 150, 20, ("core-training:single_device",)),
     Step("kit-ddp", "the kit on DDP, on as many devices as there are", 240, 20, ("core-ddp:ddp",), "core_ddp"),
     Step("kit-fsdp", "the kit on FSDP, on as many devices as there are", 180, 20, ("core-fsdp:fsdp",), "core_fsdp"),
     Step("precisions", "bf16-mixed, 16-mixed with a real overflow, 16-true, against float32", 60, 20),
@@ -243,9 +243,9 @@ def install(folder: Path, target: Path) -> None:
         SystemExit: it is no folder of wheels, or pip can't install them.
     """
     wheels = {wheel.name.partition("-")[0].replace("_", "-").lower(): wheel for wheel in sorted(folder.glob("*.whl"))}
-    if "core" not in wheels:
-        sys.exit(f"{folder} has no wheel of core: python plugins/wheels.py {folder}")
-    chosen = [name for name in wheels if name == "core" or name.startswith("core-") or not is_installed(name)]
+    if "core-training" not in wheels:
+        sys.exit(f"{folder} has no wheel of core-training: python plugins/wheels.py {folder}")
+    chosen = [name for name in wheels if name.startswith("core-") or not is_installed(name)]
     chosen = [str(wheels[name]) for name in chosen if name != "torch"]
     shutil.rmtree(target, ignore_errors=True)
     # Without dependencies, which pip would want to put beside these: torch too.

@@ -23,7 +23,8 @@ PROMPT_FREE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "655
 
 
 def held_mib(module, optimizer):
-    tensors = [tensor for parameter in module.parameters() for tensor in (parameter, parameter.grad)]
+    own = [parameter for parameter in module.parameters() if not parameter.is_meta]  # not those of other stages
+    tensors = [tensor for parameter in own for tensor in (parameter, parameter.grad)]
     tensors += [value for entry in optimizer.state.values() for value in entry.values()]
     return sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor) and not one.is_meta) / MIB
 

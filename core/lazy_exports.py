@@ -30,6 +30,10 @@ def lazy_exports(
         modules: public ones of the package, imported when they are first used as its attributes.
         open_to_plugins: whether installed packages can add names (entry-point group `core.exports`).
     """
+    if not hasattr(sys.modules["core"], "_MODULES"):
+        from core.namesakes import overwritten
+
+        raise overwritten()
     own_modules = frozenset(modules)
     public = frozenset(sys.modules[package].__all__)
     code = sys._getframe(1).f_code

@@ -2,7 +2,7 @@
 
 The model decides whether a sentence says that more is there than before. All is made here; nothing is downloaded.
 
-pip install 'core[hugging-face]'
+pip install 'core-training[hugging-face]'
 python examples/hugging_face.py
 python examples/hugging_face.py --strategy ddp --devices 2 --accelerator cpu
 """

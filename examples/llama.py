@@ -1,6 +1,6 @@
 """Trains a small Llama, made of a config, in every dimension that its strategy has. Nothing is downloaded.
 
-pip install 'core[hugging-face]'
+pip install 'core-training[hugging-face]'
 python examples/llama.py
 python examples/llama.py --parallel tensor=2 --devices 2 --accelerator cpu
 python examples/llama.py --parallel tensor=2,shard=2 --devices 4 --accelerator cpu

@@ -3,7 +3,7 @@
     python plugins/install.py FOLDER [PLUGIN ...]
 
 Without names: each plugin whose other requirements are installed already. Nothing comes from an index. The wheels stay
-in FOLDER.
+in FOLDER, with constraints as `wheels.py` writes them.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from wheels import write_constraints
 
 PLUGINS = Path(__file__).resolve().parent
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -32,6 +33,8 @@ def main() -> None:
     build = [*PIP, "wheel", *offline, "--no-build-isolation", "--wheel-dir", arguments.folder, *map(str, sources)]
     names = [project(source)["name"] for source in sources]
     subprocess.run(build, check=True)
+    folder = Path(arguments.folder)
+    write_constraints(folder, sorted(folder.glob("core_*.whl")))
     subprocess.run(
         [*PIP, "install", *offline, "--force-reinstall", "--find-links", arguments.folder, *names], check=True
     )

@@ -3,48 +3,67 @@
     python plugins/wheels.py dist
     python -m pip install -c dist/constraints.txt core-ddp core-deepspeed
 
-Without the constraints pip would look for `core` on an index, where another project has that name.
+Without the constraints pip would ask an index, which has none of ours, or somebody else's.
 """
 
 import argparse
-import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import tomllib
+import venv
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 
 def main() -> None:
     """Build them into the folder that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder.resolve()
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    sources = [ROOT, *(path.parent for path in sorted(ROOT.glob("plugins/*/pyproject.toml")))]
-    with tempfile.TemporaryDirectory() as built, tempfile.TemporaryDirectory() as backend:
-        # One copy of what builds them serves them all.
-        needed = {each for source in sources for each in _build_requires(source)}
-        subprocess.run([*PIP, "install", "--target", backend, *sorted(needed)], check=True)
-        command = [sys.executable, "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", built]
+    with tempfile.TemporaryDirectory() as built, make_builder() as python:
         wheels = []
-        for source in sources:
-            environment = os.environ | {"PYTHONPATH": backend}
-            done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True)
+        for source in sources_below(ROOT):
+            command = [python, "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", built]
+            done = subprocess.run(command, cwd=source, capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(f"{source}: no wheel.\n{done.stdout}{done.stderr}")
             (wheel,) = Path(built).iterdir()
             wheels.append(Path(shutil.move(wheel, folder / wheel.name)))
             print(wheel.name, flush=True)
-    lines = [f"{wheel.name.partition('-')[0].replace('_', '-')} @ {wheel.as_uri()}\n" for wheel in wheels]
-    folder.joinpath("constraints.txt").write_text("".join(lines), encoding="utf-8")
-    constraints = shlex.quote(str(folder / "constraints.txt"))
-    print(f"{len(wheels)} wheels. Install from them: python -m pip install -c {constraints} core-ddp")
+    constraints = write_constraints(folder, wheels)
+    print(f"{len(wheels)} wheels. Install from them: python -m pip install -c {shlex.quote(str(constraints))} core-ddp")
+
+
+def sources_below(root: Path) -> list[Path]:
+    """The folders of core and of each plugin."""
+    return [root, *(path.parent for path in sorted(root.glob("plugins/*/pyproject.toml")))]
+
+
+@contextmanager
+def make_builder() -> Iterator[str]:
+    """The Python of an environment that has pip and what builds our distributions, as long as the context lasts."""
+    with tempfile.TemporaryDirectory() as builder:
+        venv.create(builder, symlinks=True, with_pip=True)
+        python = str(Path(builder, "bin", "python"))
+        needed = {"pip>=26.1", *(each for source in sources_below(ROOT) for each in _build_requires(source))}
+        subprocess.run(
+            [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *sorted(needed)], check=True
+        )
+        yield python
+
+
+def write_constraints(folder: Path, wheels: Iterable[Path]) -> Path:
+    """Write `constraints.txt`, by which pip and uv take these distributions from these files and from nowhere else."""
+    lines = [f"{wheel.name.partition('-')[0].replace('_', '-')} @ {wheel.resolve().as_uri()}\n" for wheel in wheels]
+    path = folder / "constraints.txt"
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
 
 
 def _build_requires(source: Path) -> list[str]:

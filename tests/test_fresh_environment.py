@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-OURS = ("core", "core-testing")
+OURS = ("core-training", "core-testing")
 
 pytestmark = pytest.mark.skipif("CORE_WHEELS" not in os.environ, reason="only tox has built the wheels")
 
@@ -54,12 +54,15 @@ def environment(tmp_path):
     return folder
 
 
+def variables():
+    return {name: value for name, value in os.environ.items() if not name.startswith(("CORE_", "PYTHON"))}
+
+
 def run(environment, *command, check=True, timeout_s=120):
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("CORE_", "PYTHON"))}
     return subprocess.run(
         [environment / "bin" / command[0], *command[1:]],
         cwd=environment,
-        env=variables,
+        env=variables(),
         capture_output=True,
         text=True,
         check=check,
@@ -69,22 +72,22 @@ def run(environment, *command, check=True, timeout_s=120):
 
 def pip(environment, *arguments):
     python = str(environment / "bin" / "python")
-    subprocess.run([sys.executable, "-m", "pip", "--quiet", "--python", python, *arguments], check=True)
+    command = [sys.executable, "-m", "pip", "--quiet", "--python", python, *arguments]
+    subprocess.run(command, env=variables(), check=True)
 
 
-def install(environment, *prefixes):
-    wheels = [str(path) for path in Path(os.environ["CORE_WHEELS"]).glob("*.whl") if path.name.startswith(prefixes)]
-    assert len(wheels) == len(prefixes)
-    pip(environment, "install", "--no-index", "--no-deps", *wheels)
+def install(environment, *names):
+    """As README does: the constraints say where each distribution of ours is, and the rest is there."""
+    pip(environment, "install", "--no-index", "-c", f"{os.environ['CORE_WHEELS']}/constraints.txt", *names)
 
 
 @pytest.mark.slow
 def test_a_backend_comes_and_goes_with_its_package(environment):
-    install(environment, "core-", "core_ddp-")
+    install(environment, "core-ddp")
     listed = run(environment, "core", "list-strategies").stdout
     rows = [line.split() for line in listed.splitlines()]
     assert ["ddp", "DDPStrategy", "core-ddp", "0.1.0", "ok"] in rows
-    assert ["single_device", "SingleDeviceStrategy", "core", "0.1.0", "ok"] in rows
+    assert ["single_device", "SingleDeviceStrategy", "core-training", "0.1.0", "ok"] in rows
     assert "made" in run(environment, "python", "-c", PROGRAM.replace("2)", "1)")).stdout
     assert "['from rank', 1]" in run(environment, "python", "-c", EXCHANGE).stdout
     doctor = run(environment, "core", "doctor")
@@ -104,7 +107,7 @@ def test_a_backend_comes_and_goes_with_its_package(environment):
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
 def test_a_new_plugin_is_built_installed_listed_and_checked(environment, tmp_path):
-    install(environment, "core-", "core_testing-")
+    install(environment, "core-testing")
     run(environment, "core", "new-plugin", "acme", "--directory", tmp_path / "core-acme")
     build = ["wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "dist"]
     subprocess.run([sys.executable, "-m", "pip", *build, tmp_path / "core-acme"], check=True)

@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from email.parser import BytesParser
 from importlib.metadata import distribution, distributions
@@ -13,14 +14,14 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from core._version import DISTRIBUTION
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
 # tox has environments of their own for plugins that bring large libraries.
 INSTALLED = {each.name for each in distributions()}
-PACKAGES = {
-    name: name.replace("-", "_") for name in ("core", *(f"core-{each}" for each in FOLDERS)) if name in INSTALLED
-}
-PLUGINS = [name for name in PACKAGES if name != "core"]
+PLUGINS = [name for name in (f"core-{each}" for each in FOLDERS) if name in INSTALLED]
+PACKAGES = {DISTRIBUTION: "core"} | {name: name.replace("-", "_") for name in PLUGINS}
 
 in_tox = pytest.mark.skipif("TOX_ENV_DIR" not in os.environ, reason="only tox installs wheels outside the checkout")
 
@@ -40,11 +41,18 @@ def test_version_comes_from_one_place(name, package):
     assert distribution(name).version == version
 
 
+def test_the_name_comes_from_one_place():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    own = [line for lines in project["optional-dependencies"].values() for line in lines if line.startswith("core")]
+    assert {project["name"], *(Requirement(line).name for line in own)} == {DISTRIBUTION}
+    assert project["import-names"] == ["core"]
+
+
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_bounds_the_core_on_both_sides(name):
     requirements = [Requirement(line) for line in distribution(name).requires]
-    (core,) = (requirement for requirement in requirements if requirement.name == "core")
-    assert Version(distribution("core").version) in core.specifier
+    (core,) = (requirement for requirement in requirements if requirement.name == DISTRIBUTION)
+    assert Version(distribution(DISTRIBUTION).version) in core.specifier
     assert "9999" not in core.specifier
 
 
@@ -58,16 +66,21 @@ def test_every_entry_point_names_a_public_attribute(name):
 
 
 def test_ddp_has_a_preset_for_each_way_to_launch():
-    launches = ["ddp", "ddp_spawn", "ddp_fork", "ddp_notebook"]
-    suffixes = ["", "_find_unused_parameters_false", "_find_unused_parameters_true"]
-    aliases = {entry_point.name for entry_point in distribution("core-ddp").entry_points}
-    assert aliases == {launch + suffix for launch in launches for suffix in suffixes}
+    methods = {"ddp": None, "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
+    launches = {name: {"start_method": method} if method else {} for name, method in methods.items()}
+    suffixes = {
+        f"_find_unused_parameters_{str(each).lower()}": {"find_unused_parameters": each} for each in (True, False)
+    }
+    found = {each.name: getattr(each.load(), "keywords", {}) for each in distribution("core-ddp").entry_points}
+    assert found == launches | {
+        launch + suffix: launches[launch] | options for launch in launches for suffix, options in suffixes.items()
+    }
 
 
 @in_tox
 @pytest.mark.parametrize(("name", "package"), PACKAGES.items())
 def test_a_wheel_holds_its_package_and_nothing_else(name, package):
-    (path,) = Path(os.environ["CORE_WHEELS"]).glob(f"{package}-*.whl")
+    (path,) = Path(os.environ["CORE_WHEELS"]).glob(f"{name.replace('-', '_')}-*.whl")
     with zipfile.ZipFile(path) as wheel:
         names = wheel.namelist()
         (metadata,) = (member for member in names if member.endswith(".dist-info/METADATA"))

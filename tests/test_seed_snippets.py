@@ -436,6 +436,7 @@ print(f"rank {trainer.global_rank}: {module.weight.item()}")
 """
 
 
+@pytest.mark.slow
 def test_a_ddp_strategy_with_a_wrapper_accelerator_and_precision_of_ones_own(tmp_path):
     """Both ranks step to the mean of all four numbers: gradients went through the wrapper."""
     results = run_program(tmp_path, CUSTOM_DDP)

@@ -25,6 +25,12 @@ BACKENDS = re.compile(
 TENANT_FILES = sorted(ROOT.glob("core/trainer/**/*.py"))
 STORAGE_FILES = sorted(ROOT.glob("core/checkpoint/**/*.py"))
 DIMENSION_FILES = sorted(ROOT.glob("plugins/parallel/core_parallel/**/*.py"))
+ROOMS = {
+    "core.trainer": (TENANT_FILES, "rooms"),
+    "core.checkpoint": (STORAGE_FILES, "storage"),
+    "core_parallel": (DIMENSION_FILES, "dimensions"),
+}
+"""By package its files, and import-linter's contract that says on which floor each room is."""
 INSIDES = {"core.checkpoint.building_blocks"}
 """Public modules within a public package, for authors who build on what it has."""
 FOREIGN = {"_forward_cache", "_getframe", "_make"}
@@ -43,24 +49,28 @@ def imported_names(path, root="core"):
         yield from (name for name in names if name.split(".")[0] == root)
 
 
+def imports_of(files, root="core"):
+    """Each of the files with each name that it imports from a package."""
+    assert files
+    return [(path, dotted) for path in files for dotted in imported_names(path, root)]
+
+
 def public_names(module):
     """The `__all__` of `core`, of a public subpackage, or of what is public within one."""
     return importlib.import_module(module).__all__ if module.count(".") < 2 or module in INSIDES else ()
 
 
-@pytest.mark.parametrize("path", PLUGIN_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_plugin_imports_public_names_only(path):
+def test_a_plugin_imports_public_names_only():
     """Those in the `__all__` of `core` and of its public subpackages."""
-    for dotted in imported_names(path):
+    for path, dotted in imports_of(PLUGIN_FILES):
         module, _, name = dotted.rpartition(".")
         message = f"{path}: {dotted} is not public. If a backend needs it, extend core.contract, for all"
         assert name in public_names(module), message
 
 
-@pytest.mark.parametrize("path", TENANT_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_trainer_imports_of_the_rest_what_a_stranger_could(path):
+def test_the_trainer_imports_of_the_rest_what_a_stranger_could():
     """Public names of public packages, also where only a type checker looks: a stranger can write another Trainer."""
-    for dotted in imported_names(path):
+    for path, dotted in imports_of(TENANT_FILES):
         module, _, name = dotted.rpartition(".")
         is_own = module.startswith("core.trainer") or dotted == "core.trainer"
         public = importlib.import_module(module).__all__ if module.count(".") < 2 and not is_own else ()
@@ -90,30 +100,38 @@ def floors_of(contract_id):
     return {room: floor for floor, line in enumerate(rooms["layers"]) for room in line.split(" | ")}
 
 
-def assert_imports_point_down(path, package, contract_id, cure):
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_downwards_for_types_too(package):
     """Import-linter doesn't see imports that only type checkers run; by these, all modules would know each other."""
-    floors = floors_of(contract_id)
-    depth, names = package.count(".") + 1, path.relative_to(ROOT).with_suffix("").parts
-    room = names[names.index(package.split(".")[-1]) + 1]
-    for dotted in imported_names(path, package.split(".")[0]):
+    files, contract_id = ROOMS[package]
+    floors, depth = floors_of(contract_id), package.count(".") + 1
+    for path, dotted in imports_of(files, package.split(".")[0]):
+        names = path.relative_to(ROOT).with_suffix("").parts
+        room = names[names.index(package.split(".")[-1]) + 1]
         other = [*dotted.split("."), ""][depth]
         if room != "__init__" and dotted.startswith(f"{package}.") and other != room:
-            assert floors[other] > floors[room], f"{path}: {dotted} is on a floor above, or beside. {cure}"
+            message = f"{path}: {dotted} is on a floor above, or beside. Move what both need down"
+            assert floors[other] > floors[room], message
 
 
-@pytest.mark.parametrize("path", TENANT_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_rooms_of_the_trainer_import_downwards_for_types_too(path):
-    assert_imports_point_down(path, "core.trainer", "rooms", "Take a Run, or move what both need down")
-
-
-@pytest.mark.parametrize("path", STORAGE_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_rooms_of_storage_import_downwards_for_types_too(path):
-    assert_imports_point_down(path, "core.checkpoint", "storage", "Move what both need down")
-
-
-@pytest.mark.parametrize("path", DIMENSION_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_rooms_of_core_parallel_import_downwards_for_types_too(path):
-    assert_imports_point_down(path, "core_parallel", "dimensions", "Move what both need down")
+def test_rings_of_modules_are_small():
+    """Modules that import each other, if only for types, are one module to a reader."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.glob("core/**/*.py")}
+    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    imports = {
+        name: {dotted if dotted in files else dotted.rpartition(".")[0] for dotted in imported_names(path)} & set(files)
+        for name, path in files.items()
+    }
+    reached = {}
+    for name in files:
+        seen, left = set(), [name]
+        while left:
+            new = imports[left.pop()] - seen
+            seen |= new
+            left += new
+        reached[name] = seen
+    rings = {frozenset(other for other in reached[name] if name in reached[other]) for name in files}
+    assert sorted(map(sorted, (ring for ring in rings if len(ring) > 3))) == [], "Move what they share below them"
 
 
 def test_storage_has_few_rooms():
@@ -144,7 +162,7 @@ def test_subpackages_are_attributes_from_the_first_line_on():
     program = """
 import pkgutil, sys, core
 
-private = {"__main__", "_version", "lazy_exports"}
+private = {"__main__", "_version", "lazy_exports", "namesakes"}
 names = {module.name for module in pkgutil.iter_modules(core.__path__)} - private
 print(sorted(names - set(dir(core))), "torch" in sys.modules)
 print([name for name in names if getattr(core, name).__name__ != f"core.{name}"], core.callbacks.EarlyStopping.__name__)
@@ -226,10 +244,9 @@ print(*(heavy for heavy in {["torch", *PLUGINS]!r} if heavy in sys.modules))
     assert done.stdout.split() == []
 
 
-def test_no_page_installs_another_projects_core():
+def test_no_page_installs_somebody_elses_core():
     pages = [path for places in ("*.md", "docs/**/*.md", "plugins/*/*.md") for path in ROOT.glob(places)]
     assert len(pages) > 50
-    wrong = [
-        str(path) for path in pages if re.search(r"pip install +core( |$)", path.read_text(encoding="utf-8"), re.M)
-    ]
-    assert wrong == [], "`core` on a package index is another project: name core-..., and link to README's Install"
+    install = re.compile(r"""pip install[^`\n]*[ '"]core([\['" ]|$)""", re.MULTILINE)
+    wrong = [str(path) for path in pages if install.search(path.read_text(encoding="utf-8"))]
+    assert wrong == [], "the distribution is core-training; a `core` on a package index is somebody else's"

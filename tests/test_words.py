@@ -27,51 +27,65 @@ BANNED_NAMES = re.compile(
 """Parts of identifiers: write what is reported, requested, agreed, rebalanced, removed or restarted."""
 
 
-def docstrings(path):
-    """The strings that stand by themselves, of modules, classes, functions and attributes, with their lines."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.lineno, " ".join(node.value.value.split())
+def named_by(node):
+    """What a node of the syntax tree gives a name."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node.name
+    if isinstance(node, ast.arg):
+        return node.arg
+    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return node.id if isinstance(node, ast.Name) else node.attr
+    return None
 
 
-def comments(path):
-    with tokenize.open(path) as file:
-        for token in tokenize.generate_tokens(file.readline):
-            if token.type == tokenize.COMMENT:
-                yield token.start[0], token.string
+@pytest.fixture(scope="module")
+def texts():
+    """Docstrings, comments and identifiers of all files, each with its place.
+
+    Docstrings are the strings that stand by themselves, of modules, classes, functions and attributes.
+    """
+    docstrings, comments, names = [], [], []
+    for path in FILES:
+        place = path.relative_to(ROOT)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                docstrings.append((f"{place}:{node.lineno}", " ".join(node.value.value.split())))
+            elif name := named_by(node):
+                names.append((f"{place}:{node.lineno}", name))
+        with tokenize.open(path) as file:
+            tokens = [token for token in tokenize.generate_tokens(file.readline) if token.type == tokenize.COMMENT]
+        comments += [(f"{place}:{token.start[0]}", token.string) for token in tokens]
+    assert len(docstrings) > 1000 < len(names)
+    return docstrings, comments, names
 
 
-def defined_names(path):
-    """All that a file gives a name, with its lines."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.lineno, node.name
-        elif isinstance(node, ast.arg):
-            yield node.lineno, node.arg
-        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.lineno, node.id if isinstance(node, ast.Name) else node.attr
+def test_docstrings_say_what_a_thing_is_or_does(texts):
+    docstrings, _, _ = texts
+    found = [
+        f"{place}: a docstring begins with {match[0]!r}" for place, text in docstrings if (match := OPENING.match(text))
+    ]
+    cure = "Begin with what the thing is or does: 'True if ...', 'Restore ...', 'Set ...', 'Return ...', 'The ...'"
+    assert found == [], cure
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docstrings_say_what_a_thing_is_or_does(path):
-    for line, text in docstrings(path):
-        found = OPENING.match(text)
-        assert not found, (
-            f"{path}:{line}: a docstring begins with {found[0]!r}. Begin with what the thing is, or what it does: "
-            "'True if ...', 'Restore ...', 'Set ...', 'Return ...', 'The ...'"
-        )
+def test_prose_uses_words_of_the_field(texts):
+    docstrings, comments, _ = texts
+    found = [
+        f"{place}: {match[0]!r}. Write it in the field's words: {cure}"
+        for place, text in [*docstrings, *comments]
+        for pattern, cure in BANNED.items()
+        if (match := re.search(pattern, text))
+    ]
+    assert found == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_prose_uses_words_of_the_field(path):
-    for line, text in [*docstrings(path), *comments(path)]:
-        for pattern, cure in BANNED.items():
-            found = re.search(pattern, text)
-            assert not found, f"{path}:{line}: {found[0]!r}. Write it in the field's words: {cure}"
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_identifiers_use_words_of_the_field(path):
-    for line, name in defined_names(path):
-        found = BANNED_NAMES.search(name.lower())
-        assert not found, f"{path}:{line}: {name}. Name it in the field's words, not {found[2]!r}"
+def test_identifiers_use_words_of_the_field(texts):
+    _, _, names = texts
+    found = [
+        f"{place}: {name}, with {match[2]!r}" for place, name in names if (match := BANNED_NAMES.search(name.lower()))
+    ]
+    assert found == [], "Name it in the field's words"

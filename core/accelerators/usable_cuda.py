@@ -37,8 +37,9 @@ def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
         raise DeviceError(f"No CUDA device is here: {detection.reason}. Expected {_wanted(num_devices)}.")
     usable, unusable = _probe(detection.count, num_devices)
     if len(usable) < num_devices or not usable:
+        listed = "".join(f"; device {index}: {reason}" for index, reason in unusable.items())
         raise DeviceError(
-            f"Expected {_wanted(num_devices)}, and {len(usable)} of {detection.count} can be used{_listed(unusable)}. "
+            f"Expected {_wanted(num_devices)}, and {len(usable)} of {detection.count} can be used{listed}. "
             "Ask for fewer, or see who else uses them."
         )
     return usable
@@ -46,10 +47,6 @@ def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
 
 def _wanted(num_devices: int) -> str:
     return "at least 1 usable device" if num_devices == -1 else f"{num_devices} usable"
-
-
-def _listed(unusable: dict[str, str]) -> str:
-    return "".join(f"; device {index}: {reason}" for index, reason in unusable.items())
 
 
 def _probe(count: int, wanted: int) -> tuple[list[int], dict[str, str]]:

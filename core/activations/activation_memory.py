@@ -41,7 +41,7 @@ class ActivationMemory:
         self.offload = offload
         self.is_checkpointing = checkpointing is not None and checkpointing is not False
         self.listed: Any = None
-        self.policy: Any = None
+        self.policy: object = None
         if self.is_checkpointing:
             self.listed, self.policy = _parse(checkpointing)
         self._asked_by = "activation_checkpointing='units'" if self.is_checkpointing else "activation_offload=True"
@@ -89,7 +89,7 @@ class ActivationMemory:
         )
 
 
-def _parse(checkpointing: Any) -> tuple[Any, Any]:
+def _parse(checkpointing: Any) -> tuple[object, object]:
     """The listed units, None for those of the model; and the selective policy, None for none."""
     if isinstance(checkpointing, Mapping):
         if not checkpointing or checkpointing.keys() - {"units", "policy"}:
@@ -110,15 +110,15 @@ def _parse(checkpointing: Any) -> tuple[Any, Any]:
     return items, None
 
 
-def _is_layer_class(item: Any) -> bool:
+def _is_layer_class(item: object) -> bool:
     return isinstance(item, type) and issubclass(item, nn.Module)
 
 
-def _is_policy(given: Any) -> bool:
+def _is_policy(given: object) -> bool:
     if isinstance(given, list | tuple | set | frozenset):
         return bool(given) and all(isinstance(item, torch._ops.OpOverload) for item in given)
     return callable(given) and not isinstance(given, type)
 
 
-def _as_policy(given: Any) -> Any:
+def _as_policy(given: object) -> object:
     return list(given) if isinstance(given, tuple | set | frozenset) else given

@@ -27,7 +27,7 @@ class RecomputedCalls:
         self._changing: dict[tuple[bool, ...], set[int]] = {}
         """Numbers of the buffers that change, by the modes of all parts."""
 
-    def __call__(self, module: nn.Module, call: Callable[..., Any], *args: Any) -> Any:
+    def __call__(self, module: nn.Module, call: Callable[..., object], *args: object) -> Any:
         """The module's outputs. A compiler computes nothing again that changes a buffer."""
         if torch.compiler.is_compiling():
             if self._policy is None:
@@ -96,7 +96,7 @@ class EarlierBuffers:
     It is entered once more by a second backward through the same graph.
     """
 
-    def __init__(self, kept: list[BufferBefore], context: AbstractContextManager[Any]) -> None:
+    def __init__(self, kept: list[BufferBefore], context: AbstractContextManager[object]) -> None:
         self._kept = kept
         self._context = context
         self._current: list[Tensor] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ _MARK = "_saves_activations"
 
 
 def save_activations(
-    modules: Iterable[nn.Module], *, checkpoints: bool = True, policy: Any = None, offload_from: str | None = None
+    modules: Iterable[nn.Module], *, checkpoints: bool = True, policy: object = None, offload_from: str | None = None
 ) -> Callable[[], None]:
     """All ranks. Change the `forward` of each module to keep less for backward, or on the CPU, until this is undone.
 
@@ -41,7 +41,7 @@ def save_activations(
         Undoes it.
     """
     offload = None if offload_from in (None, "cpu") else partial(offloaded, pin_memory=offload_from == "cuda")
-    before: list[tuple[nn.Module, Any]] = []
+    before: list[tuple[nn.Module, object]] = []
     for module in modules:
         own = vars(module).get("forward")
         if not hasattr(own, _MARK):
@@ -68,13 +68,13 @@ def offloaded(*, pin_memory: bool) -> Iterator[None]:
     """
     move = save_on_cpu(pin_memory=pin_memory)
 
-    def pack(tensor: Tensor) -> Any:
+    def pack(tensor: Tensor) -> object:
         base = tensor._base if tensor._is_view() and tensor._base is not None else tensor
         # What is no plain tensor has parts elsewhere, such as a DTensor.
         stays = isinstance(base, nn.Parameter) or type(tensor) is not Tensor
         return tensor if stays else move.pack_hook(tensor)
 
-    def unpack(packed: Any) -> Tensor:
+    def unpack(packed: object) -> Tensor:
         return packed if isinstance(packed, Tensor) else move.unpack_hook(packed)
 
     with saved_tensors_hooks(pack, unpack):
@@ -82,13 +82,13 @@ def offloaded(*, pin_memory: bool) -> Iterator[None]:
 
 
 def _saving_forward(
-    own: Callable[..., Any] | None,
+    own: Callable[..., object] | None,
     recomputed: RecomputedCalls | None,
     offload: Callable[[], AbstractContextManager[None]] | None,
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """The function that stands in the place of a module's `forward`, which may be one of its own."""
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
         call = partial(type(self).forward, self) if own is None else own
         if not torch.is_grad_enabled():
             return call(*args, **kwargs)

@@ -102,7 +102,7 @@ class SafetensorsCheckpointIO(SingleFileCheckpointIO):
     were given to `Fabric.save`. Numbers, texts and other plain values stand in the file's metadata. An entry with other
     tensors or arrays in it, such as an optimizer, is refused; only a conversion leaves it out, and says so.
     Tensors that share memory are written once each. The file's digest stands beside it.
-    Needs the package safetensors (`pip install 'core[safetensors]'`), and memory for a second copy of the weights.
+    Needs the package safetensors, and memory for a second copy of the weights.
     """
 
     def write_file(self, state: dict[str, Any], path: PathLike) -> None:

@@ -3,6 +3,7 @@
 A command prints through `say` or `say_json`, which make text printable that comes from elsewhere.
 """
 
+from core.cli.cards import files_digest, own_card, package_folder
 from core.cli.commands import main
 from core.cli.kinds import KINDS_BY_OPTION, unknown_alias
 from core.cli.layout import Shown, paragraph, say, say_json, shown, size_text, styled, table, with_article
@@ -10,7 +11,10 @@ from core.cli.layout import Shown, paragraph, say, say_json, shown, size_text, s
 __all__ = [
     "KINDS_BY_OPTION",
     "Shown",
+    "files_digest",
     "main",
+    "own_card",
+    "package_folder",
     "paragraph",
     "say",
     "say_json",

@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -253,7 +253,7 @@ def _sections(summary: Summary) -> tuple[list[str], list[list[str]]]:
     return ["Section", "Tensors", "Size", "Elements by dtype"], rows
 
 
-def _provided(part: Any) -> str:
+def _provided(part: object) -> str:
     if not isinstance(part, dict):
         return str(part)
     return f"{part.get('alias')} ({part.get('provider')} {part.get('version')})"
@@ -263,7 +263,7 @@ def _shape(row: TensorRow) -> str:
     return " x ".join(map(str, row.shape)) or "scalar"
 
 
-def _as_json(path: str, summary: Summary) -> dict[str, Any]:
+def _as_json(path: str, summary: Summary) -> dict[str, object]:
     found = summary.manifest
     return {
         "path": path,

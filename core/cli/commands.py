@@ -118,7 +118,7 @@ def main() -> None:
         _flush()
 
 
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """A user of the command has no use for the line of code that warns."""
     for line in f"Warning: {message}".split("\n"):
         say(line, err=True)

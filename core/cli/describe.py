@@ -126,7 +126,7 @@ def _what_it_makes(registry: Registry[Any], name: str, factory: Factory) -> Iter
     yield ""
 
 
-def _option_lines(option: Option, preset: dict[str, Any]) -> Iterator[str]:
+def _option_lines(option: Option, preset: dict[str, object]) -> Iterator[str]:
     annotation = f": {option.annotation}" if option.annotation and not option.name.startswith("*") else ""
     default = "" if option.default is None else f" = {option.default}"
     if option.name in preset:
@@ -139,7 +139,7 @@ def _option_lines(option: Option, preset: dict[str, Any]) -> Iterator[str]:
 
 def look_into(target: Any) -> Factory:
     """The callable behind a class, a `functools.partial` or a function, and its preset arguments."""
-    preset: dict[str, Any] = {}
+    preset: dict[str, object] = {}
     while isinstance(target, functools.partial):
         # As in a call, the outer partial's arguments win over those of the one inside.
         names = [parameter.name for parameter in _parameters(target.func)]
@@ -148,7 +148,7 @@ def look_into(target: Any) -> Factory:
     return Factory(target, preset) if isinstance(target, type) else Factory(None, preset, target)
 
 
-def options_of(target: Any) -> list[Option]:
+def options_of(target: object) -> list[Option]:
     """The arguments of a class or function; where a class passes the rest on to its base, those of the base too."""
     found: dict[str, Option] = {}
     for function, doc in _constructors(target):
@@ -184,7 +184,7 @@ def documented(doc: str | None) -> dict[str, str]:
     return entries
 
 
-def _constructors(target: Any) -> Iterator[tuple[Any, str | None]]:
+def _constructors(target: object) -> Iterator[tuple[object, str | None]]:
     if not isinstance(target, type):
         yield target, inspect.getdoc(target)
         return

@@ -5,20 +5,24 @@ Each examination stands alone: one that fails is itself a finding.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 from packaging.version import Version
 
-from core._version import __version__
+from core._version import DISTRIBUTION, __version__
 from core.cli.layout import say, say_json, styled, table
 from core.contract import Broken, Found
+from core.namesakes import namesakes
 from core.registry import (
     ACCELERATOR_REGISTRY,
     CLUSTER_ENVIRONMENT_REGISTRY,
@@ -48,6 +52,7 @@ _EXAMPLES = """\b
 Examples:
   core doctor
   core doctor --json
+  core doctor --verify dist/release.json
 """
 
 TESTED_TORCH = ("2.9", "2.13", "2.15")
@@ -74,12 +79,21 @@ class Finding:
 
 @click.command(short_help="Examine this machine and what is installed on it.", epilog=_EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects.")
-def doctor(as_json: bool) -> None:
+@click.option(
+    "--verify",
+    "release",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="RELEASE.JSON",
+    help="Compare the installed files with those of a release, which its release.json lists.",
+)
+def doctor(as_json: bool, release: Path | None) -> None:
     """Examine Python, torch, devices, communication, plugins and the path; exit with 1 if something is broken.
 
     States: ok; absent, which is in order; note, which you may want to know; broken.
     """
     findings = list(examine())
+    if release is not None:
+        findings += _guarded(partial(examine_release, release))
     if as_json:
         say_json([asdict(finding) for finding in findings])
     else:
@@ -112,7 +126,8 @@ def _guarded(examination: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from examination()
     except Exception as cause:
-        yield Finding(examination.__name__.strip("_").replace("_", " "), "broken", f"{type(cause).__name__}: {cause}")
+        name = getattr(examination, "__name__", "release").strip("_").replace("_", " ")
+        yield Finding(name, "broken", f"{type(cause).__name__}: {cause}")
 
 
 def _python() -> Iterator[Finding]:
@@ -146,7 +161,10 @@ def _trap(found: Path, is_here: bool) -> str:
 def _other_distributions() -> Iterator[Finding]:
     import importlib_metadata
 
-    copies = list(importlib_metadata.distributions(name="core"))
+    for other in namesakes():
+        detail = f"{other} brings a package `core` too, and one overwrites or hides the other: `pip uninstall` that."
+        yield Finding("another core", "broken", detail)
+    copies = list(importlib_metadata.distributions(name=DISTRIBUTION))
     folders = [str(copy.locate_file("")) for copy in copies]
     if len(copies) > 1:
         yield Finding("core", "note", f"it is installed {len(copies)} times: {', '.join(folders)}. Remove all but one.")
@@ -251,3 +269,32 @@ def _problem(row: Row) -> Finding:
     subject, owner = (f"{row.kind} {row.alias}", row.provider) if row.kind else (f"plugin {row.provider}", row.location)
     state: State = "broken" if row.status in (Status.BROKEN, Status.INCOMPATIBLE) else "note"
     return Finding(subject, state, f"{row.status}: {row.detail} ({owner})".removesuffix(" ()"))
+
+
+def examine_release(path: Path) -> Iterator[Finding]:
+    """Each distribution of a release as it is installed here, file by file."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    missing = []
+    for name, released in json.loads(path.read_text(encoding="utf-8")).items():
+        try:
+            installed = distribution(name)
+        except PackageNotFoundError:
+            missing.append(name)
+            continue
+        files = {file: Path(str(installed.locate_file(file))) for file in released["files"]}
+        changed = [file for file, there in files.items() if _digest(there) != released["files"][file]]
+        if installed.version != released["version"]:
+            detail = f"{installed.version} is installed, and the release has {released['version']}"
+            yield Finding(f"release {name}", "broken", detail)
+        elif changed:
+            shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if changed[3:] else "")
+            yield Finding(f"release {name}", "broken", f"not as released: {shown}. Install it again.")
+        else:
+            yield Finding(f"release {name}", "ok", f"its {len(files)} files are those of {released['version']}")
+    if missing:
+        yield Finding("release", "absent", f"not installed: {', '.join(missing)}")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""

@@ -56,7 +56,7 @@ def say(*parts: str, err: bool = False) -> None:
     click.echo(shown(*parts), err=err)
 
 
-def say_json(value: Any) -> None:
+def say_json(value: object) -> None:
     """Print JSON in ASCII. It escapes all control characters but one by itself."""
     click.echo(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))
 

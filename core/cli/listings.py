@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from core.cli.cards import proof
 from core.cli.layout import paragraph, say, say_json, styled, table
 from core.contract.kinds import KINDS
 from core.registry import DEFAULT_PARALLEL_STRATEGY, Row, Status, known_aliases, listing, plugin_manager
@@ -47,15 +48,17 @@ def _command_for(kind: Kind) -> click.Command:
     plural = kind.plural.replace("-", " ")
 
     @click.command(f"list-{kind.plural}", short_help=f"List the installed {plural}.")
+    @click.option("--proven", is_flag=True, help="Show how many tests of the conformance kit passed, and who ran it.")
     @_options
-    def command(everything: bool, check: bool, as_json: bool, timeout_s: float) -> None:
+    def command(everything: bool, check: bool, as_json: bool, timeout_s: float, proven: bool) -> None:
         rows = listing(kind.name)
         shown = [row for row in rows if everything or row.status is Status.OK]
         outcomes = _check(shown, timeout_s) if check else {}
+        proofs = {row: proof(row) for row in shown} if proven else {}
         if as_json:
-            say_json([_as_json(row, outcomes.get(row)) for row in shown])
+            say_json([_as_json(row, outcomes.get(row), proofs.get(row)) for row in shown])
         else:
-            _print(shown, outcomes, {} if everything or check else _owners_of_presets(shown))
+            _print(shown, outcomes, {} if everything or check else _owners_of_presets(shown), proofs)
             _print_hints(kind, rows, shown)
         if any(outcome.error for outcome in outcomes.values()):
             raise SystemExit(1)
@@ -67,6 +70,7 @@ def _command_for(kind: Kind) -> click.Command:
     command.epilog = (
         f"\b\nExamples:\n"
         f"  core list-{kind.plural} --all\n"
+        f"  core list-{kind.plural} --proven\n"
         f"  core list-{kind.plural} --check --timeout 20\n"
         f"  core list-{kind.plural} --json"
     )
@@ -119,7 +123,7 @@ def __getattr__(name: str) -> click.Command:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _print(rows: Sequence[Row], outcomes: dict[Row, Outcome], owners: dict[Row, Row]) -> None:
+def _print(rows: Sequence[Row], outcomes: dict[Row, Outcome], owners: dict[Row, Row], proofs: dict[Row, str]) -> None:
     if not rows:
         say("None.")
         return
@@ -127,6 +131,8 @@ def _print(rows: Sequence[Row], outcomes: dict[Row, Outcome], owners: dict[Row, 
     rows = [row for row in rows if row not in owners]
     cells = [_cells(row, outcomes) for row in rows]
     notes = [_note(row, outcomes, [preset.alias for preset, owner in owners.items() if owner is row]) for row in rows]
+    if proofs:
+        notes = [f"proven: {proofs[row]}" + (note and f"; {note}") for row, note in zip(rows, notes, strict=True)]
     for line in table(headers, cells, notes):
         say(line)
 
@@ -187,8 +193,8 @@ def _hint(text: str) -> None:
         say(line, err=True)
 
 
-def _as_json(row: Row, outcome: Outcome | None) -> dict[str, Any]:
-    entry = row._asdict() | {"status": str(row.status)}
+def _as_json(row: Row, outcome: Outcome | None, proven: str | None) -> dict[str, Any]:
+    entry = row._asdict() | {"status": str(row.status)} | ({} if proven is None else {"proven": proven})
     if outcome is not None:
         entry["check"] = {"status": outcome.status, "import_s": outcome.import_s, "error": outcome.error}
     return entry

@@ -131,6 +131,7 @@ def run(
     runs_once = devices is None and num_nodes == 1 and any(_owns_processes(name) for name in names)
     start = [] if runs_once else _torchrun(devices or "auto", num_nodes, node_rank, main_address, main_port)
     _check_script(script, is_module)
+    _check_core()
     called = [*(["-m"] if is_module else []), script, *arguments]
     os.execv(sys.executable, [sys.executable, *start, "-m", "core.cli.rank_program", ",".join(names), *called])
 
@@ -161,6 +162,17 @@ def _check_script(script: str, is_module: bool) -> None:
             raise click.BadParameter(f"there is no module {root!r} here, nor is one installed.", param_hint="SCRIPT")
     elif not os.path.isfile(script):
         raise click.BadParameter(f"there is no file {script!r} in {os.getcwd()}.", param_hint="SCRIPT")
+
+
+def _check_core() -> None:
+    """Refuse a folder whose own `core` hides this one from the processes that start in it."""
+    found = importlib.machinery.PathFinder.find_spec("core", [""])
+    is_other = found and found.origin and not os.path.samefile(found.origin, Path(__file__).parents[1] / "__init__.py")
+    if found and is_other and not os.environ.get("PYTHONSAFEPATH"):
+        raise click.UsageError(
+            f"{found.origin} hides the package `core` from processes that start in {os.getcwd()}. Rename it, or start "
+            "in another folder."
+        )
 
 
 def _explain(names: list[str], script: str) -> NoReturn:

@@ -173,9 +173,7 @@ def _meeting_point() -> tuple[str, int]:
             "mpirun's variables don't say where rank 0 can be reached. Set MASTER_ADDR (host of rank 0) and "
             "MASTER_PORT (a free port there) for all ranks, or install mpi4py, through which rank 0 tells the others."
         ) from error
-    host, port = world.bcast(_own_address() if world.Get_rank() == 0 else None, root=0)
+    # The port is reserved for as long as the answer is kept.
+    own = (socket.gethostname(), reserve_port(_meeting_point, host="")) if world.Get_rank() == 0 else None
+    host, port = world.bcast(own, root=0)
     return str(host), int(port)
-
-
-def _own_address() -> tuple[str, int]:
-    return socket.gethostname(), reserve_port(_meeting_point, host="")  # for as long as the answer is kept

@@ -206,7 +206,7 @@ class CheckpointCorruptedError(CheckpointError):
     """The checkpoint at this path is damaged, foreign or incomplete."""
 
 
-def _rebuild(kind: type[CoreError], args: tuple[Any, ...], attributes: dict[str, Any]) -> CoreError:
+def _rebuild(kind: type[CoreError], args: tuple[object, ...], attributes: dict[str, object]) -> CoreError:
     """Rebuild a pickled error: its class may want keyword arguments, which pickle alone doesn't hand over."""
     error = kind.__new__(kind, *args)
     error.args = args

@@ -13,15 +13,18 @@ class Kind:
     Attributes:
         name: singular, as in error messages: `"checkpoint io"`.
         group: the entry-point group that offers it.
-        hook: the pluggy hook spec that yields its specs (`core.contract.hookspecs`).
         base: `"module:attribute"` of the class that its targets subclass, or return. A command, which is called only
             by its user, is the instance itself.
     """
 
     name: str
     group: str
-    hook: str
     base: str
+
+    @property
+    def hook(self) -> str:
+        """The pluggy hook spec that yields its specs (`core.contract.hookspecs`)."""
+        return self.group.replace(".", "_")
 
     @property
     def plural(self) -> str:
@@ -30,25 +33,15 @@ class Kind:
 
 
 _TABLE = (
-    Kind("strategy", "core.strategies", "core_strategies", "core.contract.strategy:Strategy"),
-    Kind("accelerator", "core.accelerators", "core_accelerators", "core.contract.accelerator:Accelerator"),
-    Kind("precision", "core.precisions", "core_precisions", "core.contract.precision:Precision"),
-    Kind("checkpoint io", "core.checkpoint_ios", "core_checkpoint_ios", "core.contract.checkpoint_io:CheckpointIO"),
-    Kind(
-        "checkpoint reader",
-        "core.checkpoint_readers",
-        "core_checkpoint_readers",
-        "core.contract.checkpoint_reader:CheckpointReader",
-    ),
-    Kind(
-        "cluster environment",
-        "core.cluster_environments",
-        "core_cluster_environments",
-        "core.contract.cluster_environment:ClusterEnvironment",
-    ),
-    Kind("launcher", "core.launchers", "core_launchers", "core.contract.launcher:Launcher"),
-    Kind("logger", "core.loggers", "core_loggers", "core.contract.logger:Logger"),
-    Kind("command", "core.commands", "core_commands", "click:Command"),
+    Kind("strategy", "core.strategies", "core.contract.strategy:Strategy"),
+    Kind("accelerator", "core.accelerators", "core.contract.accelerator:Accelerator"),
+    Kind("precision", "core.precisions", "core.contract.precision:Precision"),
+    Kind("checkpoint io", "core.checkpoint_ios", "core.contract.checkpoint_io:CheckpointIO"),
+    Kind("checkpoint reader", "core.checkpoint_readers", "core.contract.checkpoint_reader:CheckpointReader"),
+    Kind("cluster environment", "core.cluster_environments", "core.contract.cluster_environment:ClusterEnvironment"),
+    Kind("launcher", "core.launchers", "core.contract.launcher:Launcher"),
+    Kind("logger", "core.loggers", "core.contract.logger:Logger"),
+    Kind("command", "core.commands", "click:Command"),
 )
 
 KINDS: MappingProxyType[str, Kind] = MappingProxyType({kind.name: kind for kind in _TABLE})

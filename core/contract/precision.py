@@ -63,7 +63,7 @@ class Precision:
             ConfigurationError: the strategy's device can't compute in these formats.
         """
 
-    def init_context(self) -> AbstractContextManager[Any] | None:
+    def init_context(self) -> AbstractContextManager[object] | None:
         """A context in which new tensors get the parameter format; None if the default dtype serves. Re-enterable."""
         return None
 
@@ -71,7 +71,7 @@ class Precision:
         """Cast parameters and buffers to the storage formats, in place."""
         return module
 
-    def forward_context(self, device_type: str) -> AbstractContextManager[Any] | None:
+    def forward_context(self, device_type: str) -> AbstractContextManager[object] | None:
         """The context that user code runs in; None if none is needed, so that a step pays nothing.
 
         Asked once a stage; the same context is entered for every batch, one at a time.

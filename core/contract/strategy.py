@@ -217,7 +217,7 @@ class Strategy(World):
 
     # 4. and 5. module and optimizers --------------------------------------------------------------------------------
 
-    def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
+    def init_context(self, *, empty: bool = False) -> AbstractContextManager[object]:
         """All ranks. The context in which a model is built: on the rank's device, in the precision's format.
 
         Args:
@@ -287,7 +287,7 @@ class Strategy(World):
         """
         return False
 
-    def forward_context(self) -> AbstractContextManager[Any] | None:
+    def forward_context(self) -> AbstractContextManager[object] | None:
         """Asked once a stage: what the user's step runs in, or None."""
         return self.precision_plugin.forward_context(self.root_device.type)
 
@@ -312,7 +312,7 @@ class Strategy(World):
         """
         self.precision_plugin.backward(loss, **kwargs)
 
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[object]:
         """All ranks. A context around forward and backward in which gradients stay local, with `Capability.NO_SYNC`."""
         return nullcontext()
 

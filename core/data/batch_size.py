@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Number
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
@@ -22,7 +22,7 @@ _MANY = 8
 """Tensors of one shape in a list, from which on they are rather samples than parts of a batch."""
 
 
-def size_of(batch: Any) -> int | None:
+def size_of(batch: object) -> int | None:
     """Number of samples; None if it is unknown.
 
     An object of another library says it itself, by `num_graphs` or `batch_size`. Else it is the first dimension of the
@@ -36,12 +36,12 @@ def size_of(batch: Any) -> int | None:
     return next(_sizes_in(batch), None)
 
 
-def is_ambiguous(batch: Any) -> bool:
+def is_ambiguous(batch: object) -> bool:
     """True if `size_of` may be wrong: tensors differ in their first dimension, or are samples in a list."""
     return len(set(_sizes_in(batch))) > 1 or _holds_samples(batch)
 
 
-def _holds_samples(batch: Any) -> bool:
+def _holds_samples(batch: object) -> bool:
     """True if a list looks like samples that nobody has stacked: images, or more tensors than a batch has parts."""
     if not isinstance(batch, list | tuple | Mapping):
         return False
@@ -53,7 +53,7 @@ def _holds_samples(batch: Any) -> bool:
     return is_image or (len(shapes) >= _MANY and len(shapes[0]) > 0)
 
 
-def _sizes_in(batch: Any) -> Iterator[int]:
+def _sizes_in(batch: object) -> Iterator[int]:
     """The sizes that the parts of a batch state, in order."""
     declared = None if type(batch) in _PLAIN else _declared_size(batch)
     if declared is not None:
@@ -64,7 +64,7 @@ def _sizes_in(batch: Any) -> Iterator[int]:
             yield from _sizes_in(part)
 
 
-def _declared_size(batch: Any) -> int | None:
+def _declared_size(batch: object) -> int | None:
     if isinstance(batch, Tensor):
         return batch.size(0) if batch.dim() else None
     if isinstance(batch, PackedSequence):
@@ -81,7 +81,7 @@ def _declared_size(batch: Any) -> int | None:
     return None
 
 
-def _parts_of(batch: Any) -> Iterable[Any]:
+def _parts_of(batch: object) -> Iterable[object]:
     if isinstance(batch, Mapping):
         return batch.values()
     if isinstance(batch, list | tuple):

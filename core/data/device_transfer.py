@@ -35,7 +35,9 @@ def make_transfer(
     return lambda batch: map_leaves(move, batch, is_leaf=_moves_itself, plain=False)
 
 
-def to_device(batch: Any, device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
+def to_device(
+    batch: object, device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Any:
     """Bring every tensor in `batch` to `device`; what is there already stays the same object.
 
     Args:
@@ -47,7 +49,7 @@ def to_device(batch: Any, device: torch.device, convert: Callable[[torch.Tensor]
     return map_leaves(_mover(device, convert), batch, is_leaf=_moves_itself, plain=False)
 
 
-def _mover(device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor] | None) -> Callable[[Any], Any]:
+def _mover(device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor] | None) -> Callable[[Any], object]:
     non_blocking = device.type not in _BLOCKING
 
     def finish(leaf: Any) -> Any:
@@ -65,9 +67,9 @@ def _mover(device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor]
     return move
 
 
-def _is_floating_point(leaf: Any) -> bool:
+def _is_floating_point(leaf: object) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
 
 
-def _moves_itself(data: Any) -> bool:
+def _moves_itself(data: object) -> bool:
     return callable(getattr(data, "to", None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
@@ -33,7 +33,7 @@ class GlobalBatch(NamedTuple):
 
 
 def divide_global_batch(
-    num_samples: int, loader: Any, *, num_shards: int, shards: bool = True, warns: bool = False
+    num_samples: int, loader: object, *, num_shards: int, shards: bool = True, warns: bool = False
 ) -> GlobalBatch:
     """The division for a user's loader.
 
@@ -103,7 +103,7 @@ def _take_whole(num_samples: int, num_shards: int, size: int) -> GlobalBatch:
     return GlobalBatch(num_samples, num_shards, size, num_samples // unit, cuts=False)
 
 
-def _can_be_cut(loader: Any) -> bool:
+def _can_be_cut(loader: object) -> bool:
     """True for torch's own batches of an order that the user hasn't sharded."""
     return (
         isinstance(loader, DataLoader)
@@ -129,6 +129,6 @@ def _divisors(number: int) -> list[int]:
     return sorted({*low, *(number // each for each in low)})
 
 
-def _describe(loader: Any) -> str:
+def _describe(loader: object) -> str:
     name = type(loader).__name__
     return f"a {name} with batch_size={loader.batch_size!r}" if isinstance(loader, DataLoader) else f"a {name}"

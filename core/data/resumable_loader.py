@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from core.contract import CheckpointError
-from core.data.loader import sampler_of, set_epoch
+from core.data.sampler_in_loader import sampler_of, set_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -51,8 +51,8 @@ class ResumableLoader:
         self._num_joined: int = getattr(loader, "num_joined_batches", 1)
         self._sampler = sampler_of(self._source)
         self._is_restored = False
-        self._unread_state: Any = None
-        self.last_read: Any = None
+        self._unread_state: object = None
+        self.last_read: object = None
 
     @property
     def differs_by_rank(self) -> bool:
@@ -81,14 +81,14 @@ class ResumableLoader:
         if was_restored and self._sampler is None:
             return self._open_at_position()
         self.num_batches = self.num_batches if was_restored else 0
-        batches: Iterator[Any] = iter(self.loader)
+        batches: Iterator[object] = iter(self.loader)
         return batches
 
-    def _open_at_position(self) -> Iterator[Any]:
+    def _open_at_position(self) -> Iterator[object]:
         state, self._unread_state = self._unread_state, None
         if state is not None:
             self.loader.load_state_dict(state)
-        batches: Iterator[Any] = iter(self.loader)
+        batches: Iterator[object] = iter(self.loader)
         # A loader that can't be set to a position reads the batches again that the loop had.
         for batch in islice(batches, self.num_batches if state is None else 0):
             self.last_read = batch
@@ -141,7 +141,7 @@ class ResumableLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the loop."""
-        state: dict[str, Any] = {"epoch": self.epoch, "num_batches": self.num_batches * self._num_joined}
+        state: dict[str, object] = {"epoch": self.epoch, "num_batches": self.num_batches * self._num_joined}
         if self._sampler is not None:
             return {**state, "sampler": self._sampler.state_dict()}
         return {**state, "loader": self.loader.state_dict()} if self._keeps_state else {**state, "cut": self._cut()}
@@ -189,7 +189,7 @@ class ResumableLoader:
         if "loader" in state and self._keeps_state and self.num_batches:
             self._unread_state = state["loader"]
 
-    def _check_cut(self, saved: Mapping[str, Any]) -> None:
+    def _check_cut(self, saved: Mapping[str, object]) -> None:
         own = self._cut()
         for name, before in saved.items():
             if (now := own.get(name)) != before:

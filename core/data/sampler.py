@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from core.contract import CheckpointError
-from core.data.drawing_rng import DrawingRng, mix_seed
+from core.data.seeds import DrawingRng, mix_seed, seed_workers
 from core.data.sharding import rebalance_last, shard_batches, shard_samples, shard_windows
 from core.data.windows import weigh_window
 
@@ -118,7 +118,8 @@ class ShardedSampler(Sampler[Any]):
         # Not a generator: the loader draws its workers' seed right after this call.
         self._rewind_generator()
         self._generator_after = None
-        self._seed_workers()
+        seed = mix_seed(self.seed, self.epoch)
+        seed_workers(self.worker_generator, self._loader_generator, seed, self.rank, self.size)
         self._on_the_way = deque()
         self.uneven.clear()
         num_batches, self._num_batches = self._num_batches, unlimited
@@ -258,15 +259,6 @@ class ShardedSampler(Sampler[Any]):
         else:
             self._generator.set_state(self._generator_state)
 
-    def _seed_workers(self) -> None:
-        seed = mix_seed(self.seed, self.epoch)
-        if self._loader_generator is not None:
-            # Draws what the loader would, so that the order after it is the loader's too.
-            self.worker_generator.set_state(self._loader_generator.get_state())
-            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._loader_generator))
-        if self._loader_generator is None or self.size > 1:
-            self.worker_generator.manual_seed(mix_seed(seed, self.rank))
-
     def _draw(self, epoch: int, position: int) -> Iterator[Step]:
         if type(self.order) in _DRAW_NOTHING:
             return self._shard(position)
@@ -313,7 +305,7 @@ class ShardedSampler(Sampler[Any]):
         yield from steps  # a loader may run ahead
 
     def _batches(
-        self, steps: Iterator[Step], on_the_way: deque[tuple[int, Any]], epoch: int, position: int
+        self, steps: Iterator[Step], on_the_way: deque[tuple[int, object]], epoch: int, position: int
     ) -> Iterator[Any]:
         for step in steps:
             # `first` is the number of this rank's first sample in the global order, where the ranks' shards stand in a
@@ -332,7 +324,7 @@ class ShardedSampler(Sampler[Any]):
             given = self._seed(shard, epoch, first) if self.seeds_samples else shard
             yield given if self.yields_batches else given[0]
 
-    def _seed(self, shard: list[Any], epoch: int, first: int) -> list[Any]:
+    def _seed(self, shard: list[object], epoch: int, first: int) -> list[Any]:
         """Add seeds, made from numbers in the global order and from indices. Own sharding counts alike on all ranks."""
         own = [index if isinstance(index, int) else 0 for index in shard]
         seeds = (mix_seed(self.seed, epoch, first + number, index) for number, index in enumerate(own))
@@ -344,7 +336,7 @@ def unlimited() -> float:
     return math.inf
 
 
-def _length_of(order: Iterable[Any]) -> int | None:
+def _length_of(order: Iterable[object]) -> int | None:
     """The number of samples, or batches, of an order; None if it doesn't know."""
     try:
         return len(order)  # type: ignore[arg-type]  # a sampler may have a length, and torch can't say so
@@ -352,14 +344,14 @@ def _length_of(order: Iterable[Any]) -> int | None:
         return None
 
 
-def sampler_chain(sampler: Any) -> Iterator[Any]:
+def sampler_chain(sampler: object) -> Iterator[Any]:
     """A sampler, and those that it wraps, as a batch sampler does."""
     while sampler is not None:
         yield sampler
         sampler = getattr(sampler, "sampler", None)
 
 
-def find_generator(order: Any) -> torch.Generator | None:
+def find_generator(order: object) -> torch.Generator | None:
     """The generator that the user gave to a sampler, or to one that it wraps."""
     generators = (getattr(part, "generator", None) for part in sampler_chain(order))
     return next((generator for generator in generators if isinstance(generator, torch.Generator)), None)

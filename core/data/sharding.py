@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def shard_samples(
-    order: Iterable[Any], batch_size: int, *, size: int, position: int = 0, drop_last: bool = False
+    order: Iterable[object], batch_size: int, *, size: int, position: int = 0, drop_last: bool = False
 ) -> Iterator[Step]:
     """Steps of a global order of samples, from the `position`-th sample on.
 
@@ -36,11 +36,11 @@ def shard_samples(
     while taken := list(islice(samples, batch_size * size)):
         if drop_last and len(taken) < batch_size * size:
             return
-        yield _split(taken, size)
+        yield [taken] if size == 1 else _split(taken, size)
 
 
 def shard_windows(
-    order: Iterable[Any],
+    order: Iterable[object],
     batch_size: int,
     *,
     num_accumulated: int,
@@ -71,7 +71,7 @@ def shard_windows(
 
 
 def shard_batches(
-    order: Iterable[Iterable[Any]], *, size: int, position: int = 0, drop_last: bool = False
+    order: Iterable[Iterable[object]], *, size: int, position: int = 0, drop_last: bool = False
 ) -> Iterator[Step]:
     """Steps of a global order of whole batches, from the `position`-th sample on.
 
@@ -89,7 +89,7 @@ def shard_batches(
             yield _split(list(chain.from_iterable(taken)), size)
 
 
-def _skip(batches: Iterable[Iterable[Any]], position: int) -> Iterator[list[Any]]:
+def _skip(batches: Iterable[Iterable[object]], position: int) -> Iterator[list[object]]:
     for batch in batches:
         samples = list(batch)  # a sampler may fill the same list again
         if len(samples) <= position:
@@ -99,7 +99,7 @@ def _skip(batches: Iterable[Iterable[Any]], position: int) -> Iterator[list[Any]
             position = 0
 
 
-def _split(samples: list[Any], size: int) -> Step:
+def _split(samples: list[object], size: int) -> Step:
     """Contiguous shards, as even as possible; the first ranks get one sample more."""
     if size == 1:
         return [samples]

@@ -16,7 +16,7 @@ _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 def map_leaves(
-    function: Callable[[Any], Any],
+    function: Callable[[Any], object],
     data: Any,
     *,
     is_leaf: Callable[[Any], bool] | None = None,
@@ -60,7 +60,7 @@ def map_leaves(
     return visit(data)
 
 
-def _map_other(visit: Callable[[Any], Any], function: Callable[[Any], Any], data: Any) -> Any:
+def _map_other(visit: Callable[[Any], object], function: Callable[[Any], object], data: object) -> object:
     if isinstance(data, Mapping):
         items = list(map(visit, data.values()))
         return _with_values(data, items) if _differ(data.values(), items) else data
@@ -71,18 +71,18 @@ def _map_other(visit: Callable[[Any], Any], function: Callable[[Any], Any], data
     return function(data) if names is None else _map_fields(visit, data, names)
 
 
-def field_names(data: Any) -> list[str] | None:
+def field_names(data: object) -> list[str] | None:
     """The fields that an object of a dataclass or an attrs class has; None for anything else."""
     kind = type(data)
     declared = fields(kind) if is_dataclass(kind) else getattr(kind, "__attrs_attrs__", None)
     return None if declared is None else [field.name for field in declared if hasattr(data, field.name)]
 
 
-def _differ(before: Iterable[Any], after: list[Any]) -> bool:
+def _differ(before: Iterable[object], after: list[object]) -> bool:
     return any(old is not new for old, new in zip(before, after, strict=True))
 
 
-def _with_values(data: Mapping[Any, Any], values: list[Any]) -> Any:
+def _with_values(data: Mapping[object, object], values: list[object]) -> object:
     changed = dict(zip(data, values, strict=True))
     if not isinstance(data, MutableMapping):
         return type(data)(changed)  # type: ignore[call-arg]  # a Mapping says nothing about how it is made
@@ -91,7 +91,7 @@ def _with_values(data: Mapping[Any, Any], values: list[Any]) -> Any:
     return clone
 
 
-def _with_items(data: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
+def _with_items(data: list[object] | tuple[object, ...], items: list[object]) -> object:
     if hasattr(data, "_make"):
         return data._make(items)
     if isinstance(data, tuple):
@@ -101,7 +101,7 @@ def _with_items(data: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
     return clone
 
 
-def _map_fields(visit: Callable[[Any], Any], data: Any, names: list[str]) -> Any:
+def _map_fields(visit: Callable[[Any], object], data: object, names: list[str]) -> object:
     before = [getattr(data, name) for name in names]
     after = list(map(visit, before))
     if not _differ(before, after):

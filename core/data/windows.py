@@ -54,7 +54,7 @@ def weigh_window(
 
 
 def read_windows(
-    batches: Iterator[Any],
+    batches: Iterator[object],
     uneven: dict[int, MicroBatch],
     *,
     num_accumulated: int,
@@ -63,7 +63,7 @@ def read_windows(
     share: int = 0,
     collectives: Collectives | None = None,
     goes_on: bool = False,
-    last: Any = None,
+    last: object = None,
 ) -> Iterator[Any]:
     """The same batches, window by window. Between two windows no batch is held.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from core.contract.errors import CoreError
 from core.display import torchrun
-from core.display.lost_connection import is_lost_connection
+from core.display.lost_connection import OF_ANOTHER, is_lost_connection
 from core.display.warnings_once import is_of_core
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ _CAUSES = {
     True: "\nThe above exception was the direct cause of the following exception:\n\n",
     False: "\nDuring handling of the above exception, another exception occurred:\n\n",
 }
-_OF_ANOTHER = "If another rank has ended first, its own error, above or in its log, is the cause.\n"
 _CAUSE_S = 2.0
 """Seconds that a rank which has lost another one waits for that one's own error, to show it alone."""
 _PASS_ON = (
@@ -71,7 +70,7 @@ def format_short(error: BaseException) -> str:
     if _wants_full() or any(isinstance(link, BaseExceptionGroup) for link in _chain(error)):
         return "".join(traceback.format_exception(error))
     is_echo = is_lost_connection(error) and not isinstance(error, CoreError)
-    return _format(_chain(error)) + _OF_ANOTHER * is_echo
+    return _format(_chain(error)) + OF_ANOTHER * is_echo
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

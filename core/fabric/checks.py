@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.optim import Optimizer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from core.contract import Strategy
 
 
-def check_state(call: str, path: Any, state: Any) -> None:
+def check_state(call: str, path: object, state: object) -> None:
     """Refuse what isn't a path and a dict."""
     if isinstance(state, Mapping) and isinstance(path, str | os.PathLike):
         return
@@ -28,7 +28,7 @@ def check_state(call: str, path: Any, state: Any) -> None:
     )
 
 
-def check_module(module: Any) -> None:
+def check_module(module: object) -> None:
     """Refuse what isn't a module of the user's own."""
     if isinstance(module, FabricModule):
         raise ModuleError(
@@ -39,7 +39,7 @@ def check_module(module: Any) -> None:
         raise ModuleError(f"setup: expected an nn.Module first, got {type(module).__name__}.")
 
 
-def check_trains(strategy: Strategy, optimizers: Sequence[Any]) -> None:
+def check_trains(strategy: Strategy, optimizers: Sequence[object]) -> None:
     """Refuse optimizers where the precision only evaluates."""
     if optimizers and not strategy.precision_plugin.trains:
         raise ConfigurationError(
@@ -48,7 +48,7 @@ def check_trains(strategy: Strategy, optimizers: Sequence[Any]) -> None:
         )
 
 
-def check_optimizers(optimizers: Sequence[Any]) -> None:
+def check_optimizers(optimizers: Sequence[object]) -> None:
     """Refuse what isn't an optimizer of the user's own."""
     for optimizer in optimizers:
         if isinstance(optimizer, FabricOptimizer):

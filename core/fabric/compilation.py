@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from core.contract import Strategy
 
 
-def make_compilers(compile: bool | Mapping[str, Any] | None, strategy: Strategy) -> tuple[Any, Any]:
+def make_compilers(compile: bool | Mapping[str, object] | None, strategy: Strategy) -> tuple[Any, Any]:
     """Make the compiler of a user's methods or, where a region is asked for, that of its parts; None for the other.
 
     The first is called with a method, and returns it compiled; the second with a module, whose parts it compiles in

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _OPTIONS = ("fullgraph", "dynamic", "backend", "mode", "options", "disable")
 
 
-def read_compile(compile: Any, strategy: Strategy) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+def read_compile(compile: object, strategy: Strategy) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
     """The compiler of methods, or the compiler of parts, that a user asks for; see `make_compilers`."""
     if compile is True:
         return torch.compile, None
@@ -34,7 +34,7 @@ def read_compile(compile: Any, strategy: Strategy) -> tuple[Callable[..., Any] |
     return None, partial(compile_units, region=region, options=options)
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def _check_options(options: Mapping[str, object]) -> None:
     if unknown := [name for name in options if name not in _OPTIONS]:
         hint = did_you_mean(str(unknown[0]), (*_OPTIONS, "region"))
         raise ConfigurationError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +28,9 @@ def delegates_to(attribute: str, base: type) -> Callable[[T], T]:
     return decorate
 
 
-def _delegate(name: str, method: Callable[..., Any], attribute: str) -> Callable[..., Any]:
+def _delegate(name: str, method: Callable[..., object], attribute: str) -> Callable[..., object]:
     @functools.wraps(method)
-    def delegated(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def delegated(self: object, *args: object, **kwargs: object) -> object:
         wrapped = vars(self)[attribute]
         result = getattr(wrapped, name)(*args, **kwargs)
         return self if result is wrapped else result

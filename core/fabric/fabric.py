@@ -128,7 +128,7 @@ class Fabric(Processes):
         """The module whose loss `backward` gets by default: the only one that was set up."""
 
     def _make_activations(
-        self, checkpointing: Any, offload: bool
+        self, checkpointing: object, offload: bool
     ) -> Callable[[nn.Module, str], Callable[[], None]] | None:
         if checkpointing in (None, False) and offload is False:
             return None
@@ -152,7 +152,7 @@ class Fabric(Processes):
     # setup ----------------------------------------------------------------------------------------------------------
 
     def setup(
-        self, module: nn.Module, *optimizers: Optimizer, scheduler: Any = None, move_to_device: bool = True
+        self, module: nn.Module, *optimizers: Optimizer, scheduler: object = None, move_to_device: bool = True
     ) -> Any:
         """All ranks. Set up a module, and the optimizers of its parameters.
 
@@ -255,7 +255,7 @@ class Fabric(Processes):
 
     def setup_dataloaders(
         self,
-        *loaders: Any,
+        *loaders: object,
         use_distributed_sampler: bool = True,
         move_to_device: bool = True,
         stage: Stage = "fit",
@@ -285,7 +285,7 @@ class Fabric(Processes):
         ]
         return set_up[0] if len(set_up) == 1 else set_up
 
-    def init_module(self, empty_init: bool = False) -> AbstractContextManager[Any]:
+    def init_module(self, empty_init: bool = False) -> AbstractContextManager[object]:
         """All ranks. A context in which a model is built on the rank's device, in the precision's format.
 
         Args:
@@ -300,12 +300,12 @@ class Fabric(Processes):
         stack.enter_context(EmptyWeights())
         return stack
 
-    def init_tensor(self) -> AbstractContextManager[Any]:
+    def init_tensor(self) -> AbstractContextManager[object]:
         """All ranks. A context in which tensors are made on the rank's device, in the precision's format."""
         self._set_up()
         return self.strategy.init_context()
 
-    def to_device(self, data: Any) -> Any:
+    def to_device(self, data: object) -> Any:
         """All ranks. Bring a module, a tensor or nested data to the rank's device. Returns it."""
         self._set_up()
         if not isinstance(data, nn.Module):
@@ -410,11 +410,11 @@ class Fabric(Processes):
             self.session.weights.correct(unwrap(optimizer))
         return self.strategy.clip_gradients(self._wrapped(module), unwrap(optimizer), clipping)
 
-    def autocast(self) -> AbstractContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[object]:
         """All ranks. The context in which modules run, for computations outside of them."""
         return self.strategy.forward_context() or nullcontext()
 
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[object]:
         """All ranks. A context around forward and backward in which gradients stay local, to accumulate them.
 
         A strategy that can't leave out the exchange does it: the result is the same.
@@ -456,12 +456,14 @@ class Fabric(Processes):
             from core.fabric.filtered_state import filter_modules  # most save whole modules
 
             state = {**state, **filter_modules(self.strategy, state, filter)}
+        from core.session import save_checkpoint  # who neither saves nor loads waits for none of it
+
         self._set_up()
         with phase("checkpoint"):
             self.strategy.synchronize_model()
             with refuse_endless():
                 targets = unwrap(state)
-            self.session.save_checkpoint(path, targets)
+            save_checkpoint(self.session, path, targets)
 
     def load(
         self,
@@ -495,11 +497,13 @@ class Fabric(Processes):
                 "load(weights_only=False): a checkpoint holds tensors and plain values, and nothing in it is executed. "
                 "Leave the argument out; read a pickle that you trust with torch.load."
             )
+        from core.session import load_checkpoint
+
         self._set_up()
         # `unwrap` copies the dicts in which it replaces a wrapper, and loading fills the copies.
         targets = unwrap(state)
         with phase("checkpoint"):
-            rest = self.session.load_checkpoint(path, targets, strict=strict)
+            rest = load_checkpoint(self.session, path, targets, strict=strict)
         # Objects were restored in place. What is left are plain values: those that `state` names go into it, the others
         # are returned.
         values = [name for name in state if name in rest and not holds_objects(state[name])]
@@ -571,7 +575,7 @@ class Fabric(Processes):
         return MetricLog()
 
 
-def _as_list(given: Any) -> list[Any]:
+def _as_list(given: object) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, list | tuple) else [given]

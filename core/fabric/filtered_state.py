@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def filter_modules(
-    strategy: Strategy, state: Mapping[str, Any], filters: Mapping[str, Callable[[str, Any], bool]]
+    strategy: Strategy, state: Mapping[str, object], filters: Mapping[str, Callable[[str, Any], bool]]
 ) -> dict[str, FilteredModule]:
     """The modules that filters name, each with the entries that its filter keeps.
 
@@ -38,7 +38,7 @@ class FilteredModule:
         return {name: value for name, value in state.items() if self._keeps(name, value)}
 
 
-def _filtered(strategy: Strategy, name: str, module: Any, keeps: Callable[[str, Any], bool]) -> FilteredModule:
+def _filtered(strategy: Strategy, name: str, module: object, keeps: Callable[[str, Any], bool]) -> FilteredModule:
     if not isinstance(module, FabricModule):
         raise ConfigurationError(
             f"save(filter={{{name!r}: ...}}): expected the name of a module in the state that was set up here, and "

@@ -32,7 +32,7 @@ class LoaderSetup:
         transfer = make_transfer(self._strategy.root_device) if move else None
         return FabricDataLoader(self._strategy.setup_dataloader(loader, stage), loader, transfer, divided)
 
-    def _divide(self, num_samples: Any, loader: Any, shard: bool, stage: Stage) -> GlobalBatch:
+    def _divide(self, num_samples: object, loader: object, shard: bool, stage: Stage) -> GlobalBatch:
         if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
             raise ConfigurationError(
                 f"setup_dataloaders(global_batch_size={num_samples!r}): expected a number of samples of at least 1."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ class MetricLog:
 
     def __init__(self) -> None:
         self._num_logs = 0
-        self._saving: weakref.finalize[..., Any] | None = None
+        self._saving: weakref.finalize[..., object] | None = None
 
     def log(self, fabric: Fabric, metrics: Mapping[str, float | Tensor], step: int | None) -> None:
         """All ranks. Hand values to the loggers, on rank 0; see `Fabric.log_dict`."""
@@ -47,7 +47,7 @@ def _save(loggers: Sequence[Logger]) -> None:
         logger.save()
 
 
-def _as_number(name: str, value: Any) -> float:
+def _as_number(name: str, value: object) -> float:
     if isinstance(value, Tensor) and value.numel() == 1:
         return float(value.item())
     if isinstance(value, Tensor) or not hasattr(value, "__float__"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -15,9 +15,12 @@ from core.fabric.delegation import delegates_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from core.fabric.processes import Processes
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
 
 
@@ -45,15 +48,15 @@ class FabricModule(nn.Module):
         vars(self)["_is_in_parts"] = any(hasattr(parameter, "placements") for parameter in module.parameters())
         vars(self)["_run"] = self._prepare("forward")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the user's `forward`, with its hooks."""
         return self._run(*args, **kwargs)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """The same as calling the module."""
         return self._run(*args, **kwargs)
 
-    def mark_forward_method(self, method: str | Callable[..., Any]) -> None:
+    def mark_forward_method(self, method: str | Callable[..., object]) -> None:
         """Make this method of the user's module run as `forward` does from now on.
 
         Methods that compute a loss by other ways than `forward` need it: what happens outside of the strategy's wrapper
@@ -89,7 +92,7 @@ class FabricModule(nn.Module):
                 return self._explained(name, value)
         return value
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(self.module, name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -101,13 +104,13 @@ class FabricModule(nn.Module):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.module!r})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+    def __deepcopy__(self, memo: dict[int, object]) -> nn.Module:
         return copy.deepcopy(self.module, memo)
 
     def __copy__(self) -> nn.Module:
         return copy.copy(self.module)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         # By a function with a name, which pickle asks for.
         return _same, (self.module,)
 
@@ -122,14 +125,14 @@ class FabricModule(nn.Module):
             call = _converting(convert, call)
         return call
 
-    def _guard(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _guard(self, name: str, method: Callable[P, R]) -> Callable[P, R]:
         """Run a method, and refuse a forward with gradients inside it: those would stay on this rank."""
 
         @functools.wraps(method)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
             parts = set(map(id, self.module.modules()))
 
-            def refuse(part: nn.Module, inputs: Any) -> None:
+            def refuse(part: nn.Module, inputs: object) -> None:
                 if id(part) in parts and torch.is_grad_enabled():
                     raise ModuleError(
                         f"{type(self.module).__name__}.{name}() computes with gradients, which "
@@ -143,11 +146,11 @@ class FabricModule(nn.Module):
 
         return guarded
 
-    def _explained(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _explained(self, name: str, method: Callable[P, R]) -> Callable[P, R]:
         """Run a method, and say what to do if it comes upon a part of a parameter that wasn't gathered."""
 
         @functools.wraps(method)
-        def explained(*args: Any, **kwargs: Any) -> Any:
+        def explained(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 return method(*args, **kwargs)
             except RuntimeError as error:
@@ -162,18 +165,18 @@ class FabricModule(nn.Module):
         return explained
 
 
-def _within(context: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
+def _within(context: AbstractContextManager[object], call: Callable[P, R]) -> Callable[P, R]:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         with context:
             return call(*args, **kwargs)
 
     return run
 
 
-def _converting(convert: Callable[[Any], Any] | None, call: Callable[..., Any]) -> Callable[..., Any]:
+def _converting(convert: Callable[[object], Any] | None, call: Callable[P, R]) -> Callable[P, R]:
     assert convert is not None
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         return call(*convert(args), **convert(kwargs))
 
     return run

@@ -69,10 +69,10 @@ class FabricOptimizer(Optimizer):
             self._on_step(updated)
         return None
 
-    def _step_with(self, closure: Callable[[], Any]) -> Any:
-        losses: list[Any] = []
+    def _step_with(self, closure: Callable[[], object]) -> object:
+        losses: list[object] = []
 
-        def evaluate() -> Any:
+        def evaluate() -> object:
             losses.append(closure())
             if self._session.weights is not None and not self._close_window():
                 self.optimizer.zero_grad()
@@ -99,7 +99,7 @@ class FabricOptimizer(Optimizer):
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["optimizer"], name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name == "step":  # a scheduler counts the steps of this object
             vars(self)[name] = value
         else:
@@ -111,5 +111,5 @@ class FabricOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return vars(self)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)

@@ -138,7 +138,7 @@ class Processes(Ranks):
 
     # talking to the others ------------------------------------------------------------------------------------------
 
-    def all_reduce(self, data: Any, group: Any = None, reduce_op: ReduceOp | Any = "mean") -> Any:
+    def all_reduce(self, data: object, group: object = None, reduce_op: ReduceOp | object = "mean") -> Any:
         """All ranks. Combine tensors over ranks, also nested ones and plain numbers, which come back as tensors.
 
         Args:
@@ -148,7 +148,7 @@ class Processes(Ranks):
         """
         return self._map_tensors(lambda tensor: self.strategy.reduce(tensor, group, reduce_op), data)
 
-    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+    def all_gather(self, data: object, group: object = None, sync_grads: bool = False) -> Any:
         """All ranks. Stack tensors of all ranks, also nested ones and plain numbers, which come back as tensors.
 
         Args:
@@ -161,7 +161,7 @@ class Processes(Ranks):
         """
         return self._map_tensors(lambda tensor: self.strategy.all_gather(tensor, group, sync_grads), data)
 
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
+    def broadcast(self, obj: object, src: int = 0) -> Any:
         """All ranks. A tensor, or any picklable object, of rank `src`."""
         self._set_up()
         return self.strategy.broadcast(obj, src)
@@ -204,10 +204,10 @@ class Processes(Ranks):
         seed = checked_seed(seed)
         return seed_everything((seed + self.strategy.data_parallel_rank) % 2**32 if per_rank else seed)
 
-    def _map_tensors(self, function: Callable[[Tensor], Tensor], data: Any) -> Any:
+    def _map_tensors(self, function: Callable[[Tensor], Tensor], data: object) -> object:
         self._set_up()
 
-        def apply(leaf: Any) -> Any:
+        def apply(leaf: object) -> object:
             if isinstance(leaf, int | float):
                 leaf = torch.tensor(leaf, device=self.device)
             return function(leaf.to(self.device)) if isinstance(leaf, Tensor) else leaf

@@ -34,7 +34,7 @@ class _RankZeroOnly:
         texts = (os.environ.get(name, "").strip() for name in _VARIABLES)
         return next((int(text) for text in texts if text.isdigit()), 0)
 
-    def __call__(self, function: Callable[P, R], default: Any = None) -> Callable[P, R | Any]:
+    def __call__(self, function: Callable[P, R], default: object = None) -> Callable[P, R | Any]:
         """Wrap a function.
 
         Args:

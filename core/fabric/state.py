@@ -19,7 +19,7 @@ def unwrap(data: Any) -> Any:
     return map_leaves(_unwrap_leaf, data, is_leaf=_has_state, plain=False)
 
 
-def unwrap_module(module: Any) -> Any:
+def unwrap_module(module: object) -> Any:
     """The user's module, out of Fabric's wrapper, and out of that of `torch.compile` around it."""
     if isinstance(module, nn.Module) and not isinstance(module, FabricModule):
         inner = module._modules.get("_orig_mod")
@@ -27,7 +27,7 @@ def unwrap_module(module: Any) -> Any:
     return module.module if isinstance(module, FabricModule) else module
 
 
-def copy_values(state: dict[str, Any], loaded: Mapping[str, Any]) -> None:
+def copy_values(state: dict[str, object], loaded: Mapping[str, object]) -> None:
     """Copy loaded values into the user's state, except for objects, which were restored in place."""
     for name, value in loaded.items():
         mine = state.get(name)
@@ -39,11 +39,11 @@ def copy_values(state: dict[str, Any], loaded: Mapping[str, Any]) -> None:
             state[name] = value
 
 
-def holds_objects(data: Any) -> bool:
+def holds_objects(data: object) -> bool:
     """True if nested data contains an object that is restored in place."""
     found = False
 
-    def look(leaf: Any) -> None:
+    def look(leaf: object) -> None:
         nonlocal found
         found |= _has_state(leaf)
 
@@ -51,9 +51,9 @@ def holds_objects(data: Any) -> bool:
     return found
 
 
-def _has_state(data: Any) -> bool:
+def _has_state(data: object) -> bool:
     return hasattr(data, "state_dict")
 
 
-def _unwrap_leaf(leaf: Any) -> Any:
+def _unwrap_leaf(leaf: object) -> object:
     return leaf.optimizer if isinstance(leaf, FabricOptimizer) else unwrap_module(leaf)

@@ -49,7 +49,7 @@ def compile_units(module: nn.Module, *, region: Any, options: Mapping[str, Any])
     return partial(_restore, before)
 
 
-def _call(unit: nn.Module, compiled: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _call(unit: nn.Module, compiled: Callable[..., object], /, *args: object, **kwargs: object) -> object:
     """Call a unit, hooks and all, with another forward.
 
     `nn.Module.compile` would trace the hooks too: those that gather parameters or compute activations again interrupt a
@@ -67,6 +67,6 @@ def _call(unit: nn.Module, compiled: Callable[..., Any], /, *args: Any, **kwargs
             attributes["forward"] = own
 
 
-def _restore(before: Iterable[tuple[nn.Module, Callable[..., Any] | None]]) -> None:
+def _restore(before: Iterable[tuple[nn.Module, Callable[..., object] | None]]) -> None:
     for unit, compiled in before:
         unit._compiled_call_impl = compiled

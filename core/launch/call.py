@@ -14,6 +14,7 @@ from core.launch.rank import set_rank
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
 
 class LaunchedCall(NamedTuple):
@@ -46,7 +47,7 @@ class LaunchedCall(NamedTuple):
         """Main process. The call, with the state of the generators as it is now."""
         return cls(environment, function, args, kwargs, _random_state())
 
-    def write(self, file: Path | IO[bytes], *, who: str, cure: str, pickle_module: Any = pickle) -> None:
+    def write(self, file: Path | IO[bytes], *, who: str, cure: str, pickle_module: ModuleType = pickle) -> None:
         """Main process. Pickle the call; tensors that share memory share it again.
 
         Args:
@@ -85,7 +86,7 @@ class LaunchedCall(NamedTuple):
         _set_random_state(self.random_state)
         return self.function(*self.args, **self.kwargs)
 
-    def _find_unpicklable(self, pickle_module: Any) -> tuple[str, Exception] | None:
+    def _find_unpicklable(self, pickle_module: ModuleType) -> tuple[str, Exception] | None:
         receiver = getattr(self.function, "__self__", None)
         name = "function" if receiver is None else type(receiver).__name__.lower()
         candidates = {f"argument {index}": value for index, value in enumerate(self.args)} | self.kwargs
@@ -94,7 +95,7 @@ class LaunchedCall(NamedTuple):
         return next(filter(None, found), None)
 
 
-def write_result(outcome: Any, file: Path | IO[bytes], *, pickle_module: Any = pickle) -> None:
+def write_result(outcome: object, file: Path | IO[bytes], *, pickle_module: ModuleType = pickle) -> None:
     """Rank 0. Pickle what the function has returned, for the caller, who reads it with its tensors on the CPU.
 
     Raises:

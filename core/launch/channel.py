@@ -34,7 +34,7 @@ class Channel:
         self._buffer = b""
         self.peer_is_gone = False
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Send a message of at most some 64 KiB. Nothing happens if the other end is gone."""
         with contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
@@ -52,7 +52,7 @@ class Channel:
         if b"\n" not in self._buffer:
             return None
         line, _, self._buffer = self._buffer.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
+        message: dict[str, object] = json.loads(line)
         return message
 
     def claim(self) -> None:

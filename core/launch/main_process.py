@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.contract import HangError, WorkerError
 from core.display.lost_connection import is_lost_connection
@@ -18,13 +18,13 @@ from core.display.tracebacks import format_short
 from core.launch.connections import hang_up
 from core.launch.forked_copies import ForkedCopies
 from core.launch.signal_listener import SignalListener, call_main_thread
+from core.launch.stop_others import Worker, WorkerGroup
 from core.launch.timeouts import GRACE_S
 from core.launch.worker_failure import left_early, summarize
-from core.launch.worker_group import Worker, WorkerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from core.launch.messages import MessageReceiver
 
@@ -138,7 +138,7 @@ class MainProcess:
 
     # in the main thread ---------------------------------------------------------------------------------------------
 
-    def _on_call(self, signum: int, frame: Any) -> None:
+    def _on_call(self, signum: int, frame: FrameType | None) -> None:
         self._watch.answer()
         if self._group.failure is not None:
             self._on_worker_failure(self._group.failure)
@@ -150,7 +150,7 @@ class MainProcess:
         if is_first and handled is None and self._ends_badly is None:
             raise failure from failure.__cause__
 
-    def _on_terminate(self, signum: int, frame: Any) -> None:
+    def _on_terminate(self, signum: int, frame: FrameType | None) -> None:
         self._ends_badly = signal.Signals(signum).name
         raise SystemExit(128 + signum)
 

@@ -39,7 +39,7 @@ def on_message(subject: str, function: Callable[[Any], None]) -> None:
     _listeners[subject] = function
 
 
-def send_to_main(subject: str, value: Any, *, wait_s: float = 0.0) -> bool:
+def send_to_main(subject: str, value: object, *, wait_s: float = 0.0) -> bool:
     """A rank. Send the main process a message that it may miss; returns True if it has a listener.
 
     Args:
@@ -76,7 +76,7 @@ class MessageSender:
         _own[:] = [self]
         send_warnings(self._send_warning)
 
-    def send(self, subject: str, value: Any, wait_s: float = 0.0) -> bool:
+    def send(self, subject: str, value: object, wait_s: float = 0.0) -> bool:
         """Send one message. True if it is on its way."""
         text = json.dumps({"rank": self._rank, "subject": subject, "value": value}).encode()
         if len(text) > _MAX_BYTES:

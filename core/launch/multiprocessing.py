@@ -21,10 +21,10 @@ from core.launch.channel import Channel, open_channel, signal_process
 from core.launch.messages import MessageReceiver, MessageSender
 from core.launch.script import describe_interactive, refuse_interactive, refuse_nested, refuse_unguarded
 from core.launch.signal_forwarder import SignalForwarder
+from core.launch.stop_others import Worker, WorkerGroup
 from core.launch.thread_share import share_cores
 from core.launch.timeouts import GRACE_S
 from core.launch.worker import Membership, exit_on_signal
-from core.launch.worker_group import Worker, WorkerGroup
 
 if TYPE_CHECKING:
     import socket

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
 _MAX_PARTS = 100  # of those that fail: each is pickled
 
 
-def find_unpicklable(value: Any, path: str, pickle_module: Any = pickle) -> tuple[str, Exception] | None:
+def find_unpicklable(value: object, path: str, pickle_module: ModuleType = pickle) -> tuple[str, Exception] | None:
     """The path to the innermost part that can't be pickled, such as `"strategy._ddp_options['hook']"`, and its error.
 
     Args:
@@ -28,7 +29,7 @@ def find_unpicklable(value: Any, path: str, pickle_module: Any = pickle) -> tupl
 
 
 def _find(
-    value: Any, path: str, error: Exception, failing: set[int], pickle_module: Any
+    value: object, path: str, error: Exception, failing: set[int], pickle_module: ModuleType
 ) -> tuple[str, Exception] | None:
     """The innermost part of what fails; None if that is only in what refers to it, and is found from there."""
     is_innermost = True
@@ -43,7 +44,7 @@ def _find(
     return (path, error) if is_innermost else None
 
 
-def _error_of(value: Any, pickle_module: Any) -> Exception | None:
+def _error_of(value: object, pickle_module: ModuleType) -> Exception | None:
     import torch
 
     try:
@@ -53,7 +54,7 @@ def _error_of(value: Any, pickle_module: Any) -> Exception | None:
     return None
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
@@ -66,7 +67,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", part) for name, part in _attributes(value).items())
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, object]:
     try:
         state = value.__getstate__()  # what a class leaves out isn't to blame
     except Exception:

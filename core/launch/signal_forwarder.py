@@ -11,7 +11,7 @@ from core.launch.worker import in_main_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
 
 class HearsSignals(Protocol):
@@ -77,7 +77,7 @@ class SignalForwarder:
         if self._signal is not None:
             raise _exception(self._signal)
 
-    def _on_signal(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         is_own = os.getpid() == self._pid  # a worker is forked with this handler
         if self._is_holding and is_own:
             self._held = self._held or number

@@ -16,9 +16,9 @@ from core.launch.main_process import MainProcess
 from core.launch.messages import MessageReceiver, come_to_call
 from core.launch.rank import is_inherited, set_rank
 from core.launch.script import refuse_interactive, refuse_nested, script_command
+from core.launch.stop_others import Worker
 from core.launch.thread_share import share_cores
 from core.launch.worker import Membership, in_main_thread
-from core.launch.worker_group import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

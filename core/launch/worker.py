@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.contract import WorkerError
 from core.launch.forked_copies import ForkedCopies
@@ -108,7 +108,7 @@ def _is_over(frame: FrameType | None) -> bool:
     return False
 
 
-def exit_on_signal(signum: int, frame: Any) -> None:
+def exit_on_signal(signum: int, frame: FrameType | None) -> None:
     """End by an exception, so that `finally` blocks run, with the code that shells give to this signal.
 
     The same signal that comes again at once is an echo: sent to the whole group, and handed on by the main process.

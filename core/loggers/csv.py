@@ -15,7 +15,7 @@ from core.contract.errors import ConfigurationError
 from core.loggers.run_folder import RunFolderLogger, to_scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 
@@ -50,9 +50,9 @@ class CSVLogger(RunFolderLogger):
         super().__init__(save_dir, name, version)
         self._flush_every, self._flush_interval_s = flush_logs_every_n_steps, flush_interval_s
         self._saved_s = time.monotonic()
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[dict[str, object]] = []
         self._has_written = self._begins = False
-        self._facts: dict[str, Any] = {}
+        self._facts: dict[str, object] = {}
 
     @property
     def metrics_path(self) -> Path:
@@ -117,12 +117,12 @@ class CSVLogger(RunFolderLogger):
         temporary.replace(path)
 
 
-def _to_cell(name: str, value: Any) -> float | int:
+def _to_cell(name: str, value: object) -> float | int:
     number = to_scalar(name, value)
     return int(number) if name == "epoch" and number.is_integer() else number  # which counts
 
 
-def _read_facts(path: Path) -> dict[str, Any]:
+def _read_facts(path: Path) -> dict[str, object]:
     with contextlib.suppress(OSError, ValueError):
         facts = json.loads(path.read_text(encoding="utf-8"))
         return facts if isinstance(facts, dict) else {}
@@ -135,7 +135,7 @@ def _read_columns(path: Path) -> list[str]:
     return []
 
 
-def _read_rows(path: Path) -> list[dict[str, Any]]:
+def _read_rows(path: Path) -> list[dict[str, object]]:
     with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
     return []
@@ -148,7 +148,7 @@ def _is_from(first: dict[str, Any], row: dict[str, Any]) -> bool:
     return False
 
 
-def _to_text(columns: list[str], rows: list[dict[str, Any]]) -> str:
+def _to_text(columns: list[str], rows: Sequence[Mapping[str, object]]) -> str:
     text = io.StringIO()
     csv.DictWriter(text, columns, restval="", lineterminator="\n", extrasaction="ignore").writerows(rows)
     return text.getvalue()

@@ -181,10 +181,10 @@ def _claim_next(experiment: Path) -> int:
             return number
 
 
-def flatten_names(params: Mapping[str, Any] | Namespace, prefix: str = "") -> dict[str, Any]:
+def flatten_names(params: Mapping[str, object] | Namespace, prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings: `{"model": {"width": 8}}` becomes `{"model/width": 8}`. An empty mapping stays."""
     params = vars(params) if isinstance(params, Namespace) else params
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for name, value in params.items():
         path = f"{prefix}{name}"
         if isinstance(value, Mapping | Namespace) and (value if isinstance(value, Mapping) else vars(value)):

@@ -96,7 +96,7 @@ def _step(scaler: GradScaler, optimizer: Optimizer) -> bool:
     """
     applied = []
 
-    def note(stepped: Optimizer, *_: Any) -> None:
+    def note(stepped: Optimizer, *_: object) -> None:
         overflow = getattr(stepped, "found_inf", None)
         applied.append(overflow is None or not overflow.item())
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from core._version import __version__
+from core._version import DISTRIBUTION, __version__
 from core.contract.kinds import KINDS
 from core.contract.spec import Spec, normalize_alias
 from core.registry.discovery import Provider
 
-CORE = "core"
+CORE = DISTRIBUTION
 """Name of the provider of the built-ins."""
 
 CORE_VERSION = __version__

@@ -116,7 +116,7 @@ def _check_options(offer: Offer, target: Any, options: dict[str, Any], raised: T
         ) from None
 
 
-def _call(options: dict[str, Any]) -> str:
+def _call(options: dict[str, object]) -> str:
     return f"({', '.join(f'{name}={value!r}' for name, value in options.items())})"
 
 

@@ -1,23 +1,21 @@
 """Finds the installed distributions that offer something to core, in one guarded pass over their metadata.
 
 Nothing is imported. The plain way, `importlib.metadata.entry_points()`, raises for all of them when one file of any
-installed package is malformed. Here each distribution is read on its own; what can't be read becomes a `Problem`,
-and the others stand.
+installed package is malformed. Here each distribution is read on its own; one with a bad file becomes a `Problem`, and
+the others stand.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from core._version import DISTRIBUTION
 from core.contract.kinds import EXPORTS_GROUP, HOOKS_GROUP, KINDS, PRELUDES_GROUP
 from core.contract.spec import Spec, normalize_alias
-from core.registry.known_plugins import pip_install
 from core.registry.metadata import (
     MAX_BYTES,
-    EntryPoint,
     about_core,
     clean_target,
     parse_entry_points,
@@ -30,7 +28,10 @@ from core.text.printable import printable
 from core.text.spelling import near_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
+
+    from importlib_metadata import Distribution
+    from packaging.version import Version
 
 HOOKS = "event hooks"
 """Stands for the kind in the specs of modules with event hooks (group `core.hooks`)."""
@@ -108,7 +109,7 @@ def discover(*, refresh: bool = False) -> Discovery:
     global _cached
     with _lock:
         if _cached is None or refresh:
-            _cached = _Scan(refresh=refresh).result()
+            _cached = _scan(refresh=refresh)
         return _cached
 
 
@@ -117,206 +118,118 @@ def describe(cause: BaseException) -> str:
     return printable(" ".join(f"{type(cause).__name__}: {cause}".split()).removesuffix(":"))
 
 
-@dataclass(slots=True)
-class _Copy:
-    """One metadata folder of a distribution, and what it offers to core."""
-
-    name: str
-    version: str
-    location: str
-    path: Any = None
-    entries: tuple[EntryPoint, ...] = ()
-    requires: tuple[str, ...] = ()
-    summary: str = ""
-
-
-class _Scan:
-    """One pass. First every metadata folder is read, then the copies of one distribution are told apart."""
-
-    def __init__(self, *, refresh: bool) -> None:
-        self.problems: list[Problem] = []
-        self.copies: dict[str, list[_Copy]] = {}
-        for distribution in relevant_distributions(self._distributions(refresh)):
-            self._guarded_read(distribution)
-
-    def result(self) -> Discovery:
-        effective = [self._effective(copies) for copies in self.copies.values()]
-        providers = [self._provider(copy) for copy in effective if copy.entries and copy.name != "core"]
-        return Discovery(tuple(sorted(providers, key=lambda provider: provider.name)), tuple(self.problems))
-
-    def _distributions(self, refresh: bool) -> list[Any]:
-        import importlib_metadata
-
-        if refresh:
-            import importlib
-
-            importlib.invalidate_caches()
-            importlib_metadata.MetadataPathFinder.invalidate_caches()
-        try:
-            return list(importlib_metadata.distributions())
-        except Exception as cause:
-            self.problems.append(Problem("sys.meta_path", f"a finder of distributions raised {describe(cause)}"))
-            # Without the finder that raised: the one of the standard paths alone.
-            return list(importlib_metadata.MetadataPathFinder.find_distributions())
-
-    def _guarded_read(self, distribution: Any) -> None:
+def _scan(*, refresh: bool) -> Discovery:
+    """First every metadata folder is read, then the copies of one distribution are told apart."""
+    problems: list[Problem] = []
+    copies: dict[str, list[Provider]] = {}
+    for distribution in relevant_distributions(_distributions(problems, refresh=refresh)):
         # `_path` is where every version of importlib_metadata keeps the folder; it has no public way to it.
-        path = getattr(distribution, "_path", None)
-        copy = _Copy("", "", "", path)
-        try:
-            self._identify(copy, distribution)
-            self._read(copy, distribution)
-        except Exception as cause:
-            source = copy.name or str(path or distribution)
-            self._report(copy, f"its metadata can't be read: {describe(cause)}. {_reinstall(source)}")
-            copy.entries = ()
-            if copy.name:
-                self._keep(copy)
-
-    def _identify(self, copy: _Copy, distribution: Any) -> None:
-        if copy.path is None:
-            copy.name, copy.version = normalize_distribution(distribution.name), distribution.version
-            return
-        # The folder's name has both, without opening a file; METADATA is read only of those that offer something.
-        copy.location, folder = os.path.split(str(copy.path).rstrip("/\\"))
+        path = str(getattr(distribution, "_path", distribution)).rstrip("/\\")
+        location, folder = map(printable, os.path.split(path))
         name, _, version = folder.rpartition(".")[0].partition("-")
-        copy.name, copy.version = normalize_distribution(name), version
+        found = Provider(normalize_distribution(name), version, location=location)
+        try:
+            found, details = _read(distribution, found, path)
+        except Exception as cause:
+            details = [f"{path} can't be read: {describe(cause)}. Install the package again, or delete that folder"]
+        problems += [Problem(found.name or printable(path), printable(detail), location) for detail in details]
+        copies.setdefault(found.name, []).append(found)
+    effective = [_effective(same, problems) for same in copies.values()]
+    providers = [provider for provider in effective if _offers(provider) and provider.name != DISTRIBUTION]
+    return Discovery(tuple(sorted(providers, key=lambda provider: provider.name)), tuple(problems))
 
-    def _read(self, copy: _Copy, distribution: Any) -> None:
-        text = _text(copy.path, distribution, "entry_points.txt")
-        entries, bad_lines = parse_entry_points(text or "")
-        copy.entries = tuple([entry for entry in entries if entry.group in KIND_OF_GROUP])
-        # A misspelt group of ours is worth a word. Groups of other programs aren't ours to judge.
-        strangers = {entry.group for entry in entries if entry.group.startswith("core.")} - KIND_OF_GROUP.keys()
-        relevant = bool(copy.entries) or not text
-        # pip renames a folder to ~name while it uninstalls, and leaves it behind when it is killed.
-        if not copy.name.strip("~") or copy.name[0] in "~-":
-            if relevant:
-                self._report(copy, f"left over from an interrupted `pip uninstall`; delete the folder {copy.path}")
-            return
-        if not self._read_headers(copy, distribution):
-            if relevant:
-                self._report(copy, f"the folder {copy.path} has no METADATA; delete it, or install the package again")
-            return
-        if bad_lines:
-            more = f", and {len(bad_lines) - 1} more lines are bad" if bad_lines[1:] else ""
-            self._report(copy, f"{bad_lines[0]}{more}. {_reinstall(copy.name)}")
-        for group in sorted(strangers):
-            self._report_near_miss(copy, group)
-        self._keep(copy)
 
-    def _read_headers(self, copy: _Copy, distribution: Any) -> bool:
-        """Complete `copy` if it offers something. Returns whether it has metadata at all."""
-        if not copy.entries:
-            return copy.path is None or _has_metadata(copy.path)
-        text = _text(copy.path, distribution, "METADATA")
-        legacy = None if text else _text(copy.path, distribution, "PKG-INFO")
-        headers = parse_headers(text or legacy or "")
-        if not headers:
-            return False
-        copy.version = _one(headers, "version", fit_version)
-        copy.name = normalize_distribution(_one(headers, "name", fit_distribution))
-        copy.summary = headers.get("summary", [""])[0]
-        if legacy:
-            _text(copy.path, distribution, "requires.txt")  # is read without a look at what it is
-        requires = (distribution.requires if legacy else headers.get("requires-dist")) or ()
-        copy.requires = about_core(requires)
-        return True
+def _distributions(problems: list[Problem], *, refresh: bool) -> list[Distribution]:
+    import importlib_metadata
 
-    def _report_near_miss(self, copy: _Copy, group: str) -> None:
-        """Report a group whose name is almost one of ours. Any other group belongs to another program."""
-        for meant in near_names(group, KIND_OF_GROUP, count=1, cutoff=0.8):
-            self._report(copy, f"its entry-point group {group!r} is not one of core's; did you mean {meant!r}?")
+    if refresh:
+        import importlib
 
-    def _keep(self, copy: _Copy) -> None:
-        self.copies.setdefault(copy.name, []).append(copy)
+        importlib.invalidate_caches()
+        importlib_metadata.MetadataPathFinder.invalidate_caches()
+    try:
+        return list(importlib_metadata.distributions())
+    except Exception as cause:
+        problems.append(Problem("sys.meta_path", f"a finder of distributions raised {describe(cause)}"))
+        # Without the finder that raised: the one of the standard paths alone.
+        return list(importlib_metadata.MetadataPathFinder.find_distributions())
 
-    def _report(self, copy: _Copy, detail: str, *, shadowed: bool = False) -> None:
-        source = copy.name or str(copy.path or "?")
-        self.problems.append(Problem(printable(source), printable(detail), printable(copy.location), shadowed))
 
-    def _effective(self, copies: list[_Copy]) -> _Copy:
-        """The copy whose code Python imports: the first on `sys.path`. The others are reported."""
-        first = copies[0]
-        if len(copies) == 1:
-            return first
-        # Two in one folder come in the order of the directory, which means nothing.
-        first = max((copy for copy in copies if copy.location == first.location), key=lambda copy: _order(copy.version))
-        for copy in copies:
-            if (copy.entries or first.entries) and not _same_folder(copy, first):
-                self._report(copy, _shadowed_by(copy, first), shadowed=True)
-        return first
-
-    def _provider(self, copy: _Copy) -> Provider:
-        specs: list[Spec] = []
-        by_name: list[Spec] = []
-        for entry in copy.entries:
-            if (spec := self._spec(copy, entry)) is not None:
-                (by_name if spec.kind in BY_NAME_ONLY else specs).append(spec)
-        return Provider(
-            copy.name,
-            copy.version,
-            tuple(specs),
-            tuple(by_name),
-            copy.requires,
-            printable(copy.location),
-            printable(copy.summary),
-        )
-
-    def _spec(self, copy: _Copy, entry: EntryPoint) -> Spec | None:
+def _read(distribution: Distribution, found: Provider, path: str) -> tuple[Provider, list[str]]:
+    """Read what a distribution offers and what is wrong with it; METADATA only of one that offers something."""
+    entries = parse_entry_points(_text(distribution, path, "entry_points.txt") or "")
+    groups = {entry.group for entry in entries}
+    if groups.isdisjoint(KIND_OF_GROUP):
+        return found, list(_near_misses(groups))
+    text = _text(distribution, path, "METADATA")
+    headers = parse_headers(text or _text(distribution, path, "PKG-INFO") or "")
+    name, version, summary = (headers.get(header, [""])[0] for header in ("name", "version", "summary"))
+    # pip renames the folder to ~name while it uninstalls, and leaves it behind when it is killed.
+    if found.name[:1] == "~" or not (fit_distribution(name) and fit_version(version)):
+        raise ValueError(f"no package has the folder {os.path.basename(path)!a}, Name {name!a} and Version {version!a}")
+    details = list(_near_misses(groups))
+    specs: list[Spec] = []
+    for entry in entries:
+        if entry.group not in KIND_OF_GROUP:
+            continue
         if reason := unfit_alias(entry.name):
-            self._report(copy, f"the alias {entry.name!r} in {entry.group} is left out: {reason}")
-            return None
-        return Spec(KIND_OF_GROUP[entry.group], normalize_alias(entry.name), clean_target(entry.value), copy.name)
+            details.append(f"the alias {entry.name!r} in {entry.group} is left out: {reason}")
+            continue
+        kind, alias = KIND_OF_GROUP[entry.group], normalize_alias(entry.name)
+        specs.append(Spec(kind, alias, clean_target(entry.value), normalize_distribution(name)))
+    requires = headers.get("requires-dist") if text else distribution.requires
+    return Provider(
+        normalize_distribution(name),
+        version,
+        tuple([spec for spec in specs if spec.kind not in BY_NAME_ONLY]),
+        tuple([spec for spec in specs if spec.kind in BY_NAME_ONLY]),
+        about_core(requires or ()),
+        found.location,
+        printable(summary),
+    ), details
 
 
-def _text(path: Any, distribution: Any, name: str) -> str | None:
-    """Content of a metadata file, or None. `read_text` takes twice as long, and an unreadable file for none."""
-    if not isinstance(path, os.PathLike):
-        text: str | None = distribution.read_text(name)
-        return text
+def _near_misses(groups: set[str]) -> Iterator[str]:
+    """A word on each group whose name is almost one of ours. Any other group belongs to another program."""
+    for group in sorted(group for group in groups - KIND_OF_GROUP.keys() if group.startswith("core.")):
+        for meant in near_names(group, KIND_OF_GROUP, count=1, cutoff=0.8):
+            yield f"its entry-point group {group!r} is not one of core's; did you mean {meant!r}?"
+
+
+def _text(distribution: Distribution, path: str, name: str) -> str | None:
+    """Content of a metadata file, or None."""
+    if not os.path.exists(path):  # such as an archive
+        return distribution.read_text(name)
     try:
         return read_file(f"{path}{os.sep}{name}", MAX_BYTES).decode()
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _has_metadata(path: Any) -> bool:
-    if isinstance(path, os.PathLike):  # the paths of pathlib take five times as long
-        return any(map(os.path.exists, (f"{path}{os.sep}METADATA", f"{path}{os.sep}PKG-INFO"))) or os.path.isfile(path)
-    return any(found() for found in ((path / "METADATA").exists, (path / "PKG-INFO").exists, path.is_file))
+def _effective(copies: list[Provider], problems: list[Problem]) -> Provider:
+    """The copy whose code Python imports: the first on `sys.path`. The others are reported."""
+    if len(copies) == 1:
+        return copies[0]
+    # Two in one folder come in the order of the directory, which means nothing.
+    beside = [copy for copy in copies if copy.location == copies[0].location]
+    first = max(beside, key=lambda copy: _order(copy.version))
+    for copy in copies:
+        if (_offers(copy) or _offers(first)) and _place(copy) != _place(first):
+            detail = f"{copy.version} in {copy.location} is hidden by {first.version} in {first.location}"
+            problems.append(Problem(copy.name, f"{detail}; uninstall one of them", copy.location, shadowed=True))
+    return first
 
 
-def _one(headers: dict[str, list[str]], name: str, is_fit: Callable[[str], bool]) -> str:
-    value = headers.get(name, [""])[0]
-    if not value:
-        raise ValueError(f"METADATA has no {name.title()}")
-    if not is_fit(value):
-        raise ValueError(f"METADATA has the {name.title()} {value!a}, which no package can have")
-    return value
+def _offers(provider: Provider) -> bool:
+    return bool(provider.specs or provider.by_name)
 
 
-def _reinstall(name: str) -> str:
-    return f"Try {pip_install(name, '--force-reinstall')}, or tell its authors"
+def _place(copy: Provider) -> tuple[str, str]:
+    """The same for two that are one: `lib64` is often a link to `lib`, and a folder can stand on `sys.path` twice."""
+    return os.path.realpath(copy.location), copy.version
 
 
-def _same_folder(one: _Copy, other: _Copy) -> bool:
-    """True if both are one: `lib64` is often a link to `lib`, and a folder can stand on `sys.path` twice."""
-    return one is other or os.path.realpath(str(one.path)) == os.path.realpath(str(other.path))
-
-
-def _shadowed_by(copy: _Copy, first: _Copy) -> str:
-    if copy.location == first.location:
-        return (
-            f"{copy.version} is left over beside {first.version} in {first.location}: {_reinstall(copy.name)}"
-        ).removesuffix(", or tell its authors")
-    return (
-        f"{copy.version} in {copy.location} is hidden by {first.version} in {first.location}, "
-        f"which comes first on sys.path; uninstall one of them"
-    )
-
-
-def _order(version: str) -> Any:
+def _order(version: str) -> Version:
     from packaging.version import InvalidVersion, Version
 
     try:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from core.contract.kinds import Kind
-    from core.registry.discovery import Provider
 
 
 class ProviderPlugin:
@@ -106,12 +105,12 @@ class PluginManager(pluggy.PluginManager):
 
     # What pluggy does, with the offers kept in step.
 
-    def register(self, plugin: Any, name: str | None = None) -> str | None:
+    def register(self, plugin: object, name: str | None = None) -> str | None:
         """Add a plugin, whose hooks yield specs. Its name is the `provider` of those specs."""
         self._forget()
         return super().register(plugin, name)
 
-    def unregister(self, plugin: Any = None, name: str | None = None) -> Any:
+    def unregister(self, plugin: object = None, name: str | None = None) -> Any:
         """Remove a plugin."""
         self._forget()
         return super().unregister(plugin, name)
@@ -259,7 +258,7 @@ class PluginManager(pluggy.PluginManager):
         """Spec and object, or None."""
         return self._in_process.registered.get((kind, alias))
 
-    def add(self, spec: Spec, target: Any) -> None:
+    def add(self, spec: Spec, target: object) -> None:
         """Register an object of the running process. `Registry.register` has checked that the alias is free."""
         self._in_process.registered[spec.kind, spec.alias] = (spec, target)
         self._forget()

@@ -1,34 +1,31 @@
-"""Installed metadata as text, read line by line: a bad line costs itself, not the whole file.
-
-Most distributions have nothing to do with core. One loop passes over all of them.
-"""
+"""Installed metadata as text. Most distributions have nothing to do with core: one loop passes over all of them."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from core._version import DISTRIBUTION
 from core.registry.names import normalize_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from importlib_metadata import Distribution
+
 MAX_BYTES = 1 << 20
 """The largest metadata file: those of real packages take kilobytes."""
-
-_MAX_SHOWN = 200
-"""Characters of a bad line."""
 
 _LINE_OF_OTHERS = re.compile(r"\s*(?:[#;].*|\[\s*(?!core\.)[^\s\]].*\]|[^\s\[#;=][^=]*=.*)?\s*")
 """A blank line or comment, the group of another program, or `name = value`."""
 
 
-def relevant_distributions(distributions: Sequence[Any]) -> list[Any]:
-    """The distributions that offer something to core, or are damaged, and other copies of these.
+def relevant_distributions(distributions: Sequence[Distribution]) -> list[Distribution]:
+    """The distributions that offer something to core, or whose entry points are damaged, and other copies of these.
 
-    An environment has hundreds of others, so that the loop calls no function of ours. What it can't vouch for is kept.
+    An environment has hundreds of others, so that the loop calls no function of ours.
     """
     # `_path` is where every version of importlib_metadata keeps the folder; it has no public way to it.
     found = [getattr(distribution, "_path", None) for distribution in distributions]
@@ -46,12 +43,10 @@ def relevant_distributions(distributions: Sequence[Any]) -> list[Any]:
                 # Without a group above it, a line is a bad one.
                 is_known = text.lstrip()[:1] in "[" and all(map(_LINE_OF_OTHERS.fullmatch, text.splitlines()))
         except (FileNotFoundError, NotADirectoryError):
-            is_known = True  # it has no entry points
+            is_known = bool(path)  # it has no entry points, or no folder
         except (OSError, ValueError):
             is_known = False
-        headers = (f"{path}{os.sep}METADATA", f"{path}{os.sep}PKG-INFO")
-        # pip renames a folder to ~name while it uninstalls.
-        if not (is_known and name[:1] not in "~-" and (any(map(os.path.exists, headers)) or os.path.isfile(path))):
+        if not is_known:
             kept.add(name)
     return [distribution for distribution, name in zip(distributions, names, strict=True) if name in kept]
 
@@ -64,14 +59,13 @@ class EntryPoint(NamedTuple):
     value: str
 
 
-def parse_entry_points(text: str) -> tuple[list[EntryPoint], list[str]]:
+def parse_entry_points(text: str) -> list[EntryPoint]:
     """Read `entry_points.txt`.
 
-    Returns:
-        The good lines; and a sentence for each of the others, with the line's number.
+    Raises:
+        ValueError: a line is bad.
     """
-    good: list[EntryPoint] = []
-    bad: list[str] = []
+    entries: list[EntryPoint] = []
     group = ""
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line[0] in "#;":
@@ -80,13 +74,10 @@ def parse_entry_points(text: str) -> tuple[list[EntryPoint], list[str]]:
             group = line[1:-1].strip()
             continue
         name, equals, value = line.partition("=")
-        if group and (name := name.rstrip()) and equals:
-            good.append(EntryPoint(group, name, value.lstrip()))
-        else:
-            expected = "name = value" if group else "[group]"
-            shown = line if len(line) <= _MAX_SHOWN else f"{line[:_MAX_SHOWN]}..."
-            bad.append(f"line {number} of entry_points.txt is {shown!r}, where {expected!r} was expected")
-    return good, bad
+        if not (group and name and equals):
+            raise ValueError(f"line {number} of entry_points.txt is {line[:99]!r}, and not [group] or name = value")
+        entries.append(EntryPoint(group, name.rstrip(), value.lstrip()))
+    return entries
 
 
 def parse_headers(text: str) -> dict[str, list[str]]:
@@ -118,9 +109,9 @@ def split_target(target: str) -> tuple[str, str] | None:
     return (match["module"], match["attribute"] or "") if match else None
 
 
-_ABOUT_CORE = re.compile(r"\s*core(?![\w.-])", re.IGNORECASE)
+_ABOUT_CORE = re.compile(rf"\s*{DISTRIBUTION.replace('-', '[-_.]+')}(?![\w.-])", re.IGNORECASE)
 
 
 def about_core(requirements: Iterable[str]) -> tuple[str, ...]:
-    """Those of the `Requires-Dist` lines that are about `core` itself."""
+    """Those of the `Requires-Dist` lines that are about core itself."""
     return tuple(filter(_ABOUT_CORE.match, requirements))

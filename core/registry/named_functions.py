@@ -18,8 +18,6 @@ from core.registry.manager import PluginManager, plugin_manager
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from core.registry.manager import PluginManager
-
 
 def load_hooks(name: str, manager: PluginManager | None = None) -> Any:
     """Import a module with event hooks (entry-point group `core.hooks`) that a user has named.

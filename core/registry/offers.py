@@ -158,14 +158,14 @@ def _exclusion(line: str, core_version: str) -> str:
     versions = (core_version, Version(core_version).base_version)
     if any(specifier.contains(version, prereleases=True) for version in versions):
         return ""
-    return f"it requires core{specifier}, and this is core {core_version}"
+    return f"it requires {CORE}{specifier}, and this is {CORE} {core_version}"
 
 
 def _specifier(line: str) -> SpecifierSet:
     """The releases that a requirement accepts; all, where its marker doesn't hold here."""
     from packaging.specifiers import SpecifierSet
 
-    if plain := re.fullmatch(r"\s*\w+\s*\(?([<>=!~][^;\[@()]*)\)?\s*", line):
+    if plain := re.fullmatch(r"\s*[\w.-]+\s*\(?([<>=!~][^;\[@()]*)\)?\s*", line):
         return SpecifierSet(plain[1])  # without the parser of requirements, whose import takes 10 ms
     from packaging.requirements import Requirement
 

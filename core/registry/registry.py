@@ -299,7 +299,7 @@ def _fit_alias(name: str, kind: str) -> str:
     return normalize_alias(name)
 
 
-def _where(target: Any) -> str:
+def _where(target: object) -> str:
     inner = getattr(target, "func", target)  # a functools.partial has no name of its own
     named = inner if hasattr(inner, "__qualname__") else type(inner)
     return f"{named.__module__}:{named.__qualname__}"

@@ -10,16 +10,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Literal
 
-from core._version import __version__
+from core._version import DISTRIBUTION, __version__
 from core.contract import Strategy
 from core.resolve.decision import Choice, Decision, Resolution
+from core.resolve.declared import check_declared
 from core.resolve.devices import check_devices
 from core.resolve.machines import FIELDS, choose_machines
 from core.resolve.parts import choose_checkpoint_io, choose_precision, launchers_environment, strategys_launcher
 from core.resolve.plugins import sort_plugins
-from core.resolve.strategy import check_strategy_argument, choose_strategy
+from core.resolve.strategy_choice import check_strategy_argument, choose_strategy
 from core.session import Session
-from core.session.declared import check_declared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,4 +125,4 @@ def _fingerprint(*choices: Choice[Any]) -> Fingerprint:
 
     names = [(choice.subject, choice.identity) for choice in choices]
     parts = [(subject, name.alias, name.provider, name.version) for subject, name in names]
-    return (*parts, ("core", "core", "core", __version__), ("torch", "torch", "torch", torch.__version__))
+    return (*parts, ("core", "core", DISTRIBUTION, __version__), ("torch", "torch", "torch", torch.__version__))

@@ -93,7 +93,7 @@ def devices_of_nodes(
 
 
 def choose_devices(
-    argument: Any,
+    argument: object,
     accelerator: Accelerator,
     environment: ClusterEnvironment,
     num_nodes: int,
@@ -176,7 +176,7 @@ def _alternatives() -> str:
     return f"Here are: {_names(other.name for other in survey(KIND) if other.is_here)}."
 
 
-def _check_agreement(argument: Any, word: str, brought: Accelerator) -> None:
+def _check_agreement(argument: object, word: str, brought: Accelerator) -> None:
     named = _STANDS_FOR.get(word, (argument,))
     if word != "auto" and not any(same_part(KIND, one, brought) for one in named):
         raise ConfigurationError(
@@ -184,7 +184,7 @@ def _check_agreement(argument: Any, word: str, brought: Accelerator) -> None:
         )
 
 
-def _not_an_accelerator(argument: Any) -> ConfigurationError:
+def _not_an_accelerator(argument: object) -> ConfigurationError:
     refuse_class(KIND, argument, Accelerator)
     return ConfigurationError(
         f"accelerator={argument!r}: expected a name such as 'cpu', or an instance of core.Accelerator. "

@@ -59,7 +59,7 @@ def create(kind: str, name: str | Offer, reason: str) -> Choice[Any]:
     return Choice(kind, REGISTRIES[kind].create(offer), _identity(offer), reason)
 
 
-def refuse_class(kind: str, argument: Any, base: type) -> None:
+def refuse_class(kind: str, argument: object, base: type) -> None:
     """Refuse a class where an instance is expected.
 
     Raises:
@@ -123,7 +123,7 @@ def ask(kind: str, name: str | Offer) -> Candidate:
     registry = REGISTRIES[kind]
     offer = name if isinstance(name, Offer) else registry.offer(name)
     target = registry.get(offer)
-    detector: Any = target if isinstance(target, type) else registry.create(offer)
+    detector: object = target if isinstance(target, type) else registry.create(offer)
     return Candidate(offer.spec.alias if isinstance(name, Offer) else name, offer, detect(detector))
 
 
@@ -198,12 +198,12 @@ def _identity(offer: Offer) -> Identity:
     return Identity(offer.spec.alias, offer.spec.provider, offer.version)
 
 
-def show(part: Any) -> str:
+def show(part: object) -> str:
     """A part that the user passed, for a message: its name, or the class of an object."""
     return repr(part) if isinstance(part, str) else type(part).__name__
 
 
-def _loaded(target: str) -> Any:
+def _loaded(target: str) -> object:
     """The object of `module:attribute` if its module is imported already. Nothing is imported."""
     module, _, attribute = target.partition(":")
     part: Any = sys.modules.get(module)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _EXPECTED = "a number of devices (2), -1 for all, their indices ([1, 3] or '1,3'), or 'auto'"
 
 
-def check_devices(devices: Any) -> CheckedDevices:
+def check_devices(devices: object) -> CheckedDevices:
     """The user's `devices`, in one of three forms.
 
     Returns:
@@ -34,7 +34,7 @@ def check_devices(devices: Any) -> CheckedDevices:
     return _check_number(_number(devices), devices)
 
 
-def check_num_nodes(num_nodes: Any, environment: ClusterEnvironment) -> int:
+def check_num_nodes(num_nodes: object, environment: ClusterEnvironment) -> int:
     """The number of nodes; of `"auto"` the number that the environment has, or 1.
 
     Raises:
@@ -77,7 +77,7 @@ def _parse(part: str, text: str) -> int:
     raise _error(text, f"{part!r} is not a whole number")
 
 
-def _number(devices: Any) -> int:
+def _number(devices: object) -> int:
     if devices is None:
         raise _error(devices, "None says neither how many nor which", "Leave devices out, or write devices='auto'.")
     if isinstance(devices, bool):
@@ -90,7 +90,7 @@ def _number(devices: Any) -> int:
     return number
 
 
-def _check_number(number: int, written: Any) -> int:
+def _check_number(number: int, written: object) -> int:
     if number == 0:
         raise _error(written, "it asks for no device at all", "Without a GPU write accelerator='cpu', devices=1.")
     if number < -1:
@@ -98,13 +98,13 @@ def _check_number(number: int, written: Any) -> int:
     return number
 
 
-def _index(item: Any, devices: Sequence[Any]) -> int:
+def _index(item: object, devices: Sequence[object]) -> int:
     if (index := _integer(item)) is None:
         raise _error(devices, f"{item!r} is not the index of a device")
     return index
 
 
-def _check_indices(indices: list[int], written: Any) -> list[int]:
+def _check_indices(indices: list[int], written: object) -> list[int]:
     if not indices:
         raise _error(written, "it names no device", "Write devices='auto' to let core choose.")
     if min(indices) < 0:
@@ -126,5 +126,5 @@ def _integer(value: Any) -> int | None:
         return None
 
 
-def _error(written: Any, problem: str, cure: str = "") -> DeviceError:
+def _error(written: object, problem: str, cure: str = "") -> DeviceError:
     return DeviceError(" ".join(filter(None, (f"devices={written!r}: {problem}.", cure, f"Expected {_EXPECTED}."))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from core.resolve.accelerator import choose_accelerator, choose_devices, devices_of_nodes
 from core.resolve.decision import Choice, Decision
@@ -52,7 +52,7 @@ def choose_machines(
     devices: Devices,
     num_nodes: int | Literal["auto"],
     plugins: Plugins,
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
 ) -> Machines:
     """Decide them, by the user's arguments and the parts that the user's strategy brings.
 

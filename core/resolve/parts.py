@@ -27,7 +27,7 @@ _DEFAULT_CHECKPOINT_IO = "distributed"
 _IN_PLACE = "in_place"
 
 
-def choose_cluster_environment(plugins: Plugins, given: Mapping[str, Any]) -> Choice[ClusterEnvironment]:
+def choose_cluster_environment(plugins: Plugins, given: Mapping[str, object]) -> Choice[ClusterEnvironment]:
     """Decide the cluster environment: the one that the user passed, or the one of highest priority that is here."""
     kind = "cluster environment"
     if (wanted := _only(kind, plugins.get(kind), given.get("cluster_environment"))) is not None:
@@ -38,7 +38,7 @@ def choose_cluster_environment(plugins: Plugins, given: Mapping[str, Any]) -> Ch
 
 
 def choose_precision(
-    argument: Any, strategy: Strategy, strategy_identity: Identity, plugins: Plugins, given: Mapping[str, Any]
+    argument: object, strategy: Strategy, strategy_identity: Identity, plugins: Plugins, given: Mapping[str, object]
 ) -> Choice[Precision]:
     """Decide the number formats: the strategy's own of that name, or else the generic ones.
 
@@ -70,7 +70,7 @@ def canonical_precision(name: str) -> str:
     return SHORT_PRECISIONS.get(folded, folded)
 
 
-def choose_checkpoint_io(strategy: Strategy, plugins: Plugins, given: Mapping[str, Any]) -> Choice[CheckpointIO]:
+def choose_checkpoint_io(strategy: Strategy, plugins: Plugins, given: Mapping[str, object]) -> Choice[CheckpointIO]:
     """Decide how checkpoints are stored: as the user says, or as the strategy does; else by default."""
     kind = "checkpoint io"
     passed = plugins.get(kind)
@@ -100,7 +100,7 @@ def strategys_launcher(strategy: Strategy) -> Choice[Launcher]:
 
 
 def launchers_environment(
-    launcher: Choice[Launcher], environment: Choice[ClusterEnvironment], plugins: Plugins, given: Mapping[str, Any]
+    launcher: Choice[Launcher], environment: Choice[ClusterEnvironment], plugins: Plugins, given: Mapping[str, object]
 ) -> Choice[ClusterEnvironment]:
     """The launcher's own environment, if it has one and neither the user nor a scheduler has decided; else the same."""
     kind = "cluster environment"
@@ -113,7 +113,7 @@ def launchers_environment(
     return Choice(kind, own, identify(kind, own), f"the launcher {launcher.identity.alias} has its own")
 
 
-def _written_precision(argument: Any) -> str | Precision | None:
+def _written_precision(argument: object) -> str | Precision | None:
     if isinstance(argument, int) and not isinstance(argument, bool):
         return str(argument)
     if argument is None or isinstance(argument, str | Precision):
@@ -125,7 +125,7 @@ def _written_precision(argument: Any) -> str | Precision | None:
     )
 
 
-def _only(kind: str, *sources: Any) -> Any:
+def _only(kind: str, *sources: object) -> Any:
     """The one part among `sources` that was named; None if there is none."""
     named = [source for source in sources if source is not None]
     for other in named[1:]:
@@ -144,7 +144,7 @@ def _same(kind: str, one: Any, other: Any) -> bool:
     return same_part(kind, one, other)
 
 
-def _passed(kind: str, part: Any) -> Choice[Any]:
+def _passed(kind: str, part: object) -> Choice[Any]:
     if isinstance(part, str):
         return create(kind, part, f"plugins=[{part!r}] was asked for")
     return Choice(kind, part, identify(kind, part), "this instance was passed")

@@ -21,7 +21,7 @@ _ELSEWHERE = ("strategy", "accelerator", "logger")
 _EXPECTED = f"instances, or registered names, of these kinds: {', '.join(_OWN)}"
 
 
-def sort_plugins(plugins: Any) -> Plugins:
+def sort_plugins(plugins: object) -> Plugins:
     """Sort what the user passed by kind: objects and registered names.
 
     Raises:

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def time_limit(limit_s: float, idle_s: float | None = None) -> Iterator[None]:
 
     work, at_work_s = _work_done(), time.monotonic()
 
-    def look(number: int, frame: Any) -> None:
+    def look(number: int, frame: object) -> None:
         nonlocal at_work_s, work
         now_s, done = time.monotonic(), _work_done()
         if now_s - began_s >= limit_s:

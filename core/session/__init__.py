@@ -10,7 +10,9 @@ from core.session.session import Session
 from core.session.state_objects import UserData
 
 if TYPE_CHECKING:
+    from core.session.half_loaded import refuse_half_loaded
     from core.session.same_class import check_schedulers, describe_scheduler
+    from core.session.whole_state import load_checkpoint, read_checkpoint, restore_state, save_checkpoint
 
 __all__ = [
     "ModuleHandle",
@@ -21,6 +23,11 @@ __all__ = [
     "check_schedulers",
     "describe_scheduler",
     "from_canonical",
+    "load_checkpoint",
+    "read_checkpoint",
+    "refuse_half_loaded",
+    "restore_state",
+    "save_checkpoint",
     "to_canonical",
 ]
 

@@ -5,46 +5,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from core.contract.checkpoint_io import Collectives
-    from core.session.session import Session
+    from core.contract.spec import Fingerprint
+    from core.contract.world import World
 
 
 class StrategyCollectives:
     """The communication of one strategy; of a world of one without `Capability.COLLECTIVES`."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._strategy = strategy = session.strategy
-        self.rank = strategy.global_rank if session.has_peers else 0
-        self.size = strategy.world_size if session.has_peers else 1
+    def __init__(
+        self, world: World, has_peers: bool, fingerprint: Fingerprint, in_background: Callable[[], Collectives]
+    ) -> None:
+        self._world, self._fingerprint = world, fingerprint
+        self.rank, self.size = (world.global_rank, world.world_size) if has_peers else (0, 1)
+        self.in_background = in_background
 
     @property
     def writer(self) -> Mapping[str, Any]:
         """Alias, provider and version of the strategy and its precision."""
         return {
             kind: {"alias": alias, "provider": provider, "version": version}
-            for kind, alias, provider, version in self._session.fingerprint
+            for kind, alias, provider, version in self._fingerprint
             if kind in ("strategy", "precision")
         }
 
     def barrier(self) -> None:
         """Wait until all are here."""
-        self._strategy.barrier()
+        self._world.barrier()
 
-    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
+    def broadcast_object(self, obj: object, src: int = 0) -> Any:
         """`obj` of rank `src`, on all ranks."""
-        return self._strategy.broadcast(obj, src)
+        return self._world.broadcast(obj, src)
 
-    def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
+    def gather_objects(self, obj: object, dst: int = 0) -> list[Any] | None:
         """On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
-        return self._strategy.gather_objects(obj, dst)
+        return self._world.gather_objects(obj, dst)
 
     def agree(self, vote: bool) -> bool:
         """All ranks. True if all say so."""
-        return self._strategy.reduce_boolean_decision(vote) if self.size > 1 else vote
-
-    def in_background(self) -> Collectives:
-        """The same ranks, for one background thread."""
-        return self._strategy.background_collectives()
+        return self._world.reduce_boolean_decision(vote) if self.size > 1 else vote

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract.step import StepOutput
-from core.session.declared import required
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +37,7 @@ def run(session: Session, batch: Any, batch_idx: int, step: TrainingStep) -> Ste
     return StepOutput(loss, 1, _update(strategy, optimizer, step))
 
 
-def _compute_gradients(strategy: Strategy, batch: Any, batch_idx: int, step: TrainingStep) -> Tensor | None:
+def _compute_gradients(strategy: Strategy, batch: object, batch_idx: int, step: TrainingStep) -> Tensor | None:
     loss = step.compute_loss(batch, batch_idx)
     if loss is None:
         return None
@@ -65,18 +64,18 @@ def _compute_gradients(strategy: Strategy, batch: Any, batch_idx: int, step: Tra
 
 
 def _update(
-    strategy: Strategy, optimizer: Optimizer, step: TrainingStep, closure: Callable[[], Any] | None = None
+    strategy: Strategy, optimizer: Optimizer, step: TrainingStep, closure: Callable[[], object] | None = None
 ) -> int:
     # With a closure, the optimizer asks for the gradients, which are prepared where they come to be.
     if closure is None and not _prepare_update(strategy, optimizer, step):
         _zero_grad(strategy, optimizer, step)
         return 0
     step_optimizer = step.step_optimizer or strategy.optimizer_step
-    updated: Any = step_optimizer(optimizer, closure)
+    updated: int | None = step_optimizer(optimizer, closure)
     if updated is None:
-        required(strategy, "optimizer_step", updated, "whether parameters were updated")
+        strategy.session.required("optimizer_step", updated, "whether parameters were updated")
     _zero_grad(strategy, optimizer, step)
-    return int(updated)
+    return int(updated or 0)
 
 
 def _prepare_update(strategy: Strategy, optimizer: Optimizer, step: TrainingStep) -> bool:
@@ -105,7 +104,7 @@ def _zero_grad(strategy: Strategy, optimizer: Optimizer, step: TrainingStep) -> 
 
 
 def _step_with_closure(
-    strategy: Strategy, batch: Any, batch_idx: int, step: TrainingStep, optimizer: Optimizer
+    strategy: Strategy, batch: object, batch_idx: int, step: TrainingStep, optimizer: Optimizer
 ) -> StepOutput:
     losses: list[Tensor | None] = []
     has_weight = True

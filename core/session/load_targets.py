@@ -5,38 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract.sharded_leaf import ShardedLeaf, TensorDescription
-from core.session import optimizer_state, state_objects
+from core.session import optimizer_state
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from core.contract.strategy import Strategy
-    from core.session.session import Session
+    from collections.abc import Mapping, Sequence
 
 
 _PLAIN = {("torch", "Tensor"), ("torch.nn.parameter", "Parameter")}
 
 
-def targets_of(session: Session, described: Any, value: Any) -> Any:
-    """All ranks. Tensors to fill for what `value` stands for; None where the saved value is to be read whole.
-
-    Args:
-        session: knows its modules and optimizers.
-        described: the part of the checkpoint that belongs to `value`, with descriptions in the place of tensors.
-        value: as in the state that is given to `Session.load_checkpoint`.
-    """
-    if state_objects.is_module(session, value):
-        return module_targets(described, session.strategy.get_module_state_dict(value))
-    if state_objects.is_optimizer(session, value):
-        return session.strategy.optimizer_targets(value, described) if isinstance(described, dict) else None
-    if isinstance(value, dict) and isinstance(described, dict):
-        return {key: targets_of(session, described[key], item) for key, item in value.items() if key in described}
-    if isinstance(value, list | tuple) and isinstance(described, list | tuple) and len(value) == len(described):
-        return [targets_of(session, part, item) for part, item in zip(described, value, strict=True)]
-    return None
-
-
-def module_targets(described: Any, own: Mapping[str, Any]) -> dict[str, Any] | None:
+def module_targets(described: Any, own: Mapping[str, Any]) -> dict[str, object] | None:
     """The module's own tensors, if the checkpoint has exactly these; else its own hooks have a say in what fits."""
     if not isinstance(described, dict) or described.keys() != own.keys():
         return None
@@ -50,7 +28,7 @@ def module_targets(described: Any, own: Mapping[str, Any]) -> dict[str, Any] | N
     return targets
 
 
-def optimizer_targets(strategy: Strategy, described: Mapping[str, Any], optimizer: Any) -> dict[str, Any] | None:
+def optimizer_targets(names: Sequence[str], described: Mapping[str, Any], optimizer: Any) -> dict[str, object] | None:
     """A tensor for each saved one of a parameter's shape: the optimizer's own, or one that lies as the parameter does.
 
     So a sharded parameter's moments are read in shards, without a step of the optimizer to make them first.
@@ -59,12 +37,11 @@ def optimizer_targets(strategy: Strategy, described: Mapping[str, Any], optimize
     if not isinstance(entries, dict):
         return None
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    names = strategy.parameter_names(optimizer)
     by_name = dict(zip(names, parameters, strict=True))
     # What doesn't fit will be refused when it is restored, and the optimizer's own tensors are as they were then.
     fits = optimizer_state.fits(described, names, [len(group["params"]) for group in optimizer.param_groups])
     own = getattr(optimizer, "state", {}) if fits else {}
-    targets: dict[str, dict[str, Any]] = {}
+    targets: dict[str, dict[str, object]] = {}
     for name, entry in entries.items():
         if name in by_name and isinstance(entry, dict):
             kept = own.get(by_name[name])
@@ -75,7 +52,7 @@ def optimizer_targets(strategy: Strategy, described: Mapping[str, Any], optimize
     return {"state": targets}
 
 
-def _target(parameter: Any, own: Any, described: Any) -> Any:
+def _target(parameter: Any, own: Any, described: Any) -> object:
     # A step counter has no dims, and a factored moment (Adafactor's) has others: both are read whole.
     if not isinstance(described, TensorDescription) or described.shape != parameter.shape or not described.shape:
         return None
@@ -90,12 +67,12 @@ def _target(parameter: Any, own: Any, described: Any) -> Any:
     return parameter.to(described.dtype, copy=True)
 
 
-def _are_plain(one: Any, other: Any) -> bool:
+def _are_plain(one: object, other: object) -> bool:
     """True if both are plain tensors or parameters, of no subclass."""
     kinds = {(type(one).__module__, type(one).__name__), (type(other).__module__, type(other).__name__)}
     return kinds <= _PLAIN
 
 
-def _shape(value: Any) -> tuple[int, ...] | None:
+def _shape(value: object) -> tuple[int, ...] | None:
     shape = value.global_shape if isinstance(value, ShardedLeaf) else getattr(value, "shape", None)
     return tuple(shape) if shape is not None else None

@@ -1,18 +1,37 @@
-"""A readable difference between the names and shapes in a checkpoint and those that a module wants."""
+"""A state loaded into a module, and a readable difference where its names or shapes aren't those of the module."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from core.contract.errors import CheckpointError
+from core.session import module_tree
 from core.text.spelling import near_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from torch import nn
+
 _MAX_SHOWN = 8
 
 
-def describe_mismatch(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def load(module: nn.Module, state: Mapping[str, object], *, strict: bool) -> None:
+    """Load a state by canonical names.
+
+    Raises:
+        CheckpointError: it doesn't fit; names and shapes that differ are listed.
+    """
+    fitting = module_tree.from_canonical(module, module_tree.without_self_copies(module, state))
+    try:
+        # The user's own method need not know `strict`.
+        module.load_state_dict(fitting, **({} if strict else {"strict": False}))
+    except RuntimeError as error:
+        report = describe_mismatch(module_tree.to_canonical(module.state_dict()), state) or str(error)
+        raise CheckpointError(f"The checkpoint does not fit {type(module).__name__}.\n{report}") from error
+
+
+def describe_mismatch(expected: Mapping[str, object], found: Mapping[str, object]) -> str:
     """One line for each kind of difference; empty if there is none.
 
     Args:
@@ -44,9 +63,9 @@ def _near(name: str, others: list[str]) -> str:
     return f" (is it {near[0]!r}?)" if near else ""
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     return type(value).__name__ if _shape(value) is None else str(_shape(value))
 
 
-def _shape(value: Any) -> Any:
+def _shape(value: object) -> object:
     return tuple(value.shape) if hasattr(value, "shape") else None

@@ -28,6 +28,12 @@ def parameter_names(module: nn.Module) -> dict[int, str]:
     return names
 
 
+def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers, by each of their canonical names."""
+    named = *module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)
+    return {canonical_name(name) if _COMPILED in name else name: tensor for name, tensor in named}
+
+
 def is_on(module: nn.Module, device: torch.device, base: type[nn.Module]) -> bool:
     """True if `module.to(device)` would do nothing. The answer is no if a part has its own `_apply`.
 
@@ -74,7 +80,7 @@ def canonical_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name
 
 
-def to_canonical(state: Mapping[str, Any]) -> Mapping[str, Any]:
+def to_canonical(state: Mapping[str, object]) -> Mapping[str, Any]:
     """A module's `state_dict()` under canonical names; the same object if it has those already."""
     if _COMPILED not in "\n".join(state):
         return state
@@ -86,7 +92,7 @@ def to_canonical(state: Mapping[str, Any]) -> Mapping[str, Any]:
     return renamed
 
 
-def from_canonical(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+def from_canonical(module: nn.Module, state: Mapping[str, object]) -> Mapping[str, Any]:
     """A state under the names that `module.load_state_dict` expects."""
     state = to_canonical(state)
     if not any(_COMPILED in part._modules for _, part in _parts(module)):
@@ -115,17 +121,14 @@ def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         waiting.extend(reversed(children))
 
 
-def without_self_copies(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_self_copies(module: nn.Module, state: Mapping[str, object]) -> Mapping[str, object]:
     """The same state, with the module's own tensors where it has them already: torch copies nothing onto itself then.
 
     Args:
         module: that the state is loaded into.
-        state: under the names that `module.load_state_dict` expects.
+        state: under canonical names.
     """
-    own = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
+    own = tensors(module)
     same = {name: own[name] for name, value in state.items() if name in own and is_same(own[name], value)}
     if not same:
         return state
@@ -150,7 +153,7 @@ def is_same(own: Any, value: Any) -> bool:
     return type(own) is type(value) and own.shape == value.shape and _view(own) == _view(value)
 
 
-def _view(tensor: Any) -> tuple[Any, ...]:
+def _view(tensor: Any) -> tuple[object, ...]:
     # An address of 0 may be that of any tensor, such as one on the meta device: each is a view of its own.
     address = tensor.data_ptr() or id(tensor)
     return (address, tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())

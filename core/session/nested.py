@@ -29,7 +29,7 @@ def refuse_endless() -> Iterator[None]:
         ) from None
 
 
-def map_items(by: Callable[[Any], Any], items: list[Any] | tuple[Any, ...]) -> Iterable[Any]:
+def map_items(by: Callable[[object], object], items: list[object] | tuple[object, ...]) -> Iterable[object]:
     """`by` of each item. A random state is a tuple of 625 integers: of plain types only, `by` isn't called at all."""
     return items if PLAIN.issuperset(map(type, items)) else map(by, items)
 

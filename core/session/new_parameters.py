@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from core.contract.errors import ConfigurationError
-from core.contract.strategy import Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -14,14 +13,15 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 
-def refuse_new(strategy: Strategy, module: nn.Module) -> Callable[[], None]:
+def refuse_new(strategy: str, module: nn.Module, *, refreshes: bool) -> Callable[[], None]:
     """Make it an error that a parameter gets gradients which comes into the module from now on.
 
     torch's hooks are called where something is put into a module, and never in a step.
 
     Args:
-        strategy: that has set the module up.
+        strategy: the name of its class.
         module: the user's own.
+        refreshes: the strategy has its own `refresh_modules`.
 
     Returns:
         Undoes it.
@@ -36,7 +36,7 @@ def refuse_new(strategy: Strategy, module: nn.Module) -> Callable[[], None]:
     def refuse(parameter: Tensor) -> None:
         name = next((name for name, own in module.named_parameters() if own is parameter), None)
         if name is not None:
-            raise ConfigurationError(_message(strategy, name))
+            raise ConfigurationError(_message(strategy, name, refreshes))
 
     def expect_none(into: nn.Module, newcomers: Iterable[Tensor | None]) -> None:
         if any(part is into for part in module.modules()):
@@ -57,8 +57,8 @@ def refuse_new(strategy: Strategy, module: nn.Module) -> Callable[[], None]:
     return undo
 
 
-def _message(strategy: Strategy, name: str) -> str:
-    if type(strategy).refresh_modules is Strategy.refresh_modules:
+def _message(strategy: str, name: str, refreshes: bool) -> str:
+    if not refreshes:
         cure = "Put it into the module before: where the module is made, or in configure_model."
     else:
         cure = (
@@ -67,5 +67,5 @@ def _message(strategy: Strategy, name: str) -> str:
         )
     return (
         f"The parameter {name!r} gets gradients, and has come into the module after it was set up. "
-        f"{type(strategy).__name__} averages gradients of the others only, so that the ranks would drift apart. {cure}"
+        f"{strategy} averages gradients of the others only, so that the ranks would drift apart. {cure}"
     )

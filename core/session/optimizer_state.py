@@ -35,7 +35,7 @@ def to_named(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def to_positional(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[int]) -> dict[str, Any]:
+def to_positional(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[int]) -> dict[str, object]:
     """Replace names by positions of the optimizer at hand, for its `load_state_dict`.
 
     Parameters may stand in another order than when they were saved, but in the same groups. A state of another program
@@ -161,7 +161,7 @@ def check_later_groups(optimizer: Any, handles: Sequence[ModuleHandle]) -> Calla
     return lambda: vars(optimizer).pop("add_param_group", None)
 
 
-def _foreign(parameters: Sequence[Any], handles: Sequence[ModuleHandle]) -> list[Any]:
+def _foreign(parameters: Sequence[Any], handles: Sequence[ModuleHandle]) -> list[object]:
     known: set[int] = set()
     for handle in handles:
         known |= {*handle.parameter_names, *map(id, handle.module.parameters()), *map(id, handle.wrapped.parameters())}
@@ -180,7 +180,7 @@ def _warn_of_foreign(optimizer: Any, foreign: Sequence[Any]) -> None:
     )
 
 
-def stepped_tensors(optimizers: Iterable[Any]) -> Iterator[Tensor]:
+def stepped_tensors(optimizers: Iterable[object]) -> Iterator[Tensor]:
     """Parameters of optimizers of torch, and what these keep for them; of DTensors the part that is here."""
     from torch.optim import Optimizer
 

@@ -32,14 +32,15 @@ def collect(session: Session, state: Any, kept: dict[str, Any] | None = None) ->
     if (own := kept if kept is not None else strategy.rank_state_dict()) is None:
         return {}
     if strategy.checkpoint_io.layout != "sharded":
-        return {KEY: collectives.gather_objects(nested.replace(_on_cpu, own))}
+        moved = nested.replace(lambda value: value.detach().cpu() if hasattr(value, "data_ptr") else value, own)
+        return {KEY: collectives.gather_objects(moved)}
     described = collectives.broadcast_object(collectives.gather_objects(nested.replace(_description, own)))
     leaves = [nested.replace(_elsewhere, each) for each in described]
     leaves[collectives.rank] = nested.replace(_here, own)
     return {KEY: leaves}
 
 
-def targets(session: Session, described: Any, state: Any) -> dict[str, Any]:
+def targets(session: Session, described: object, state: object) -> dict[str, Any]:
     """All ranks. Where a sharded checkpoint's states are read to: this rank's into memory, the others' nowhere."""
     if not isinstance(described, dict) or KEY not in described:
         return {}
@@ -78,20 +79,16 @@ def _trains(session: Session, value: Any) -> bool:
     return state_objects.is_optimizer(session, value)
 
 
-def _on_cpu(value: Any) -> Any:
-    return value.detach().cpu() if hasattr(value, "data_ptr") else value
-
-
-def _description(value: Any) -> Any:
+def _description(value: Any) -> object:
     return TensorDescription(tuple(value.shape), value.dtype) if hasattr(value, "data_ptr") else value
 
 
-def _here(value: Any) -> Any:
+def _here(value: Any) -> object:
     if not hasattr(value, "data_ptr"):
         return value
     shape = tuple(value.shape)
     return ShardedLeaf(shape, value.dtype, (Chunk((0,) * len(shape), shape, value.detach()),))
 
 
-def _elsewhere(value: Any) -> Any:
+def _elsewhere(value: Any) -> object:
     return ShardedLeaf(value.shape, value.dtype) if isinstance(value, TensorDescription) else value

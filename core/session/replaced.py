@@ -24,7 +24,7 @@ class ReplacedParameters:
 
     def __init__(self, place: Callable[[Any, Tensor], Any]) -> None:
         self._place = place
-        self._known: dict[int, tuple[Callable[[], Any], Callable[[], nn.Module | None], str]] = {}
+        self._known: dict[int, tuple[Callable[[], object], Callable[[], nn.Module | None], str]] = {}
 
     def __bool__(self) -> bool:
         """True if any was ever remembered."""
@@ -61,11 +61,11 @@ class ReplacedParameters:
         return parameter if module is None or reference() is not parameter else module.get_parameter(name)
 
 
-def beside(leaf: Any, parameter: Tensor) -> Any:
+def beside(leaf: Any, parameter: Tensor) -> object:
     """A piece of an optimizer's state on its parameter's device, if it has its shape: step counts stay as they are."""
     return leaf.to(parameter.device) if getattr(leaf, "shape", None) == parameter.shape else leaf
 
 
-def _reference(parameter: Tensor) -> Callable[[], Any]:
+def _reference(parameter: Tensor) -> Callable[[], object]:
     """A weak reference to a parameter; a strong one on meta, which takes no memory and can't have weak ones here."""
     return (lambda: parameter) if parameter.is_meta else weakref.ref(parameter)

@@ -18,7 +18,7 @@ _MIN_BYTES = 1 << 16
 """Smaller ones are left to rank 0: telling where they are costs as much as they do."""
 
 
-def share_out(state: Any, replicated: Iterable[Tensor], *, rank: int, size: int) -> Any:
+def share_out(state: Any, replicated: Iterable[Tensor], *, rank: int, size: int) -> object:
     """All ranks, without communication. Replace tensors that every rank has by leaves that one rank writes.
 
     The largest goes first, to the rank that has least to write so far: every rank comes to the same answer.
@@ -32,7 +32,7 @@ def share_out(state: Any, replicated: Iterable[Tensor], *, rank: int, size: int)
     # By memory, so that a tied parameter is one, and the state's detached tensors are found again.
     owners = _owners({_memory_of(tensor): tensor.nbytes for tensor in replicated}, size)
 
-    def shared(value: Any) -> Any:
+    def shared(value: Any) -> object:
         if not hasattr(value, "data_ptr") or (owner := owners.get(_memory_of(value))) is None:
             return value
         shape = tuple(value.shape)
@@ -42,7 +42,7 @@ def share_out(state: Any, replicated: Iterable[Tensor], *, rank: int, size: int)
     return nested.replace(shared, state)
 
 
-def drop_copies(state: Any, mesh: DeviceMesh) -> Any:
+def drop_copies(state: Any, mesh: DeviceMesh) -> object:
     """All ranks, without communication. Of the ranks that have the same part of a DTensor, let one write it.
 
     A DTensor over some axes of the mesh is the same along the others; over which of them one rank can't see from it.
@@ -54,7 +54,7 @@ def drop_copies(state: Any, mesh: DeviceMesh) -> Any:
     """
     axes, coordinate, turns = mesh.mesh_dim_names or (), mesh.get_coordinate() or (), count()
 
-    def dropped(value: Any) -> Any:
+    def dropped(value: Any) -> object:
         own = _axes_of(value)
         # No DTensor, one cut along every axis, which has no copies, or one on the user's own mesh.
         if not own or own == axes or not set(own) <= set(axes):

@@ -25,7 +25,7 @@ _MAY_BE_NUMBERS = {"step", "eta", "mu", "mu_product"}
 _OF_ANY_SCHEDULER = {"base_lrs", "last_epoch", "verbose", SCHEDULER_KEY}
 
 
-def with_class(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+def with_class(state: dict[str, Any], optimizer: Optimizer) -> dict[str, object]:
     """The saved state with its class added. A rank that has nothing of the state adds nothing."""
     return {**state, OPTIMIZER_KEY: _name_of(_class_of(optimizer))} if state else state
 
@@ -69,13 +69,16 @@ def _check_entries(state: Any, place: str) -> None:
     for name, entry in state.items():
         if not isinstance(entry, dict):
             raise wrong_kind(f"{place}[{name!r}]", entry, "a dict of tensors")
+        # torch's optimizers count the steps of each parameter for which they keep more than a momentum.
+        if not {"step", "func_evals"} & entry.keys() and entry.keys() - {"momentum_buffer"}:
+            raise wrong_kind(f"{place}[{name!r}]", sorted(entry), "'step', too,")
         for key, value in entry.items() if "func_evals" not in entry else ():  # of LBFGS
             is_number = isinstance(value, int | float) and key in _MAY_BE_NUMBERS
             if value is not None and not is_number and not hasattr(value, "shape"):
                 raise wrong_kind(f"{place}[{name!r}][{key!r}]", value, "a tensor")
 
 
-def wrong_kind(place: str, saved: Any, expected: str) -> CheckpointError:
+def wrong_kind(place: str, saved: object, expected: str) -> CheckpointError:
     """The error over a place in a checkpoint that holds something of another kind.
 
     Args:
@@ -95,7 +98,7 @@ def _lacks_amsgrad(mine: Sequence[dict[str, Any]], groups: Sequence[dict[str, An
     return any("exp_avg_sq" in entry and "max_exp_avg_sq" not in entry for entry in entries)
 
 
-def check_scheduler(scheduler: Any, state: Any, described: Any = None) -> None:
+def check_scheduler(scheduler: Any, state: Any, described: object = None) -> None:
     """Refuse the state of a scheduler that keeps other things, and warn of one that may.
 
     Args:

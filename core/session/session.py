@@ -1,21 +1,15 @@
-"""The session of a strategy: the modules and optimizers that were set up with it, and their state as a whole."""
+"""The session of a strategy: the modules and optimizers that were set up with it."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 
 from core.contract.capability import Capability
-from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
+from core.contract.errors import ConfigurationError, UnsupportedError
 from core.contract.strategy import Strategy
-from core.session import (
-    declared,
-    default_step,
-    module_tree,
-    optimizer_state,
-)
+from core.session import default_step, mismatch, module_tree, optimizer_state
 from core.session.collectives import StrategyCollectives
-from core.session.mismatch import describe_mismatch
 from core.session.module_handle import ModuleHandle
 from core.session.replaced import ReplacedParameters, beside
 
@@ -27,7 +21,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core.contract.accelerator import Accelerator
-    from core.contract.checkpoint_io import CheckpointIO, Collectives, PathLike
+    from core.contract.checkpoint_io import CheckpointIO, Collectives
     from core.contract.cluster_environment import ClusterEnvironment
     from core.contract.launcher import Launcher
     from core.contract.precision import Precision
@@ -35,6 +29,7 @@ if TYPE_CHECKING:
     from core.contract.spec import Fingerprint
     from core.session.weights import Weights
 
+T = TypeVar("T")
 _PARTS = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
 
 
@@ -64,7 +59,7 @@ class Session:
         self.unit_compiler: Callable[[nn.Module], Callable[[], None]] | None = None
         self._undo: list[Callable[[], None]] = []
         self._accepted: dict[nn.Module, Callable[[], None]] = {}
-        self._filled_in: Mapping[str, Any] = {}
+        self._filled_in: Mapping[str, object] = {}
         self._ends_alone = False
         self._replaced = ReplacedParameters(beside)
         strategy.session = self
@@ -115,7 +110,7 @@ class Session:
         """
         return {name: part for name, part in self._parts().items() if part is not self._filled_in.get(name)}
 
-    def _parts(self) -> dict[str, Any]:
+    def _parts(self) -> dict[str, object]:
         """The parts that are there."""
         # A part that nothing was set to is the default of the class, or missing altogether.
         parts = {name: getattr(self.strategy, name, None) for name in _PARTS}
@@ -159,8 +154,7 @@ class Session:
         # Before the set-up: wrappers prefix names, and converting replaces parameters.
         names = module_tree.parameter_names(module)
         self._change_units(module)
-        returned = strategy.setup_module(module)
-        wrapped = declared.required(strategy, "setup_module", returned, "the module, wrapped or not")
+        wrapped = self.required("setup_module", strategy.setup_module(module), "the module, wrapped or not")
         self._keep(module, wrapped, names)
         return wrapped
 
@@ -176,14 +170,14 @@ class Session:
         self._rebind(optimizers)
         optimizer_state.check_trained(optimizers, self.handles, strategy.world_size)
         added = [
-            declared.required(strategy, "setup_optimizer", strategy.setup_optimizer(optimizer), "an optimizer")
+            self.required("setup_optimizer", strategy.setup_optimizer(optimizer), "an optimizer")
             for optimizer in optimizers
         ]
         self._keep_optimizers(added)
         return added
 
     def add_module_and_optimizers(
-        self, module: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any = None
+        self, module: nn.Module, optimizers: Sequence[Optimizer], scheduler: object = None
     ) -> tuple[nn.Module, list[Optimizer], Any]:
         """All ranks. Set up everything at once and keep it."""
         strategy = self.strategy
@@ -193,8 +187,7 @@ class Session:
         names = module_tree.parameter_names(module)
         optimizer_state.check_trained(optimizers, [ModuleHandle(module, module, names)], strategy.world_size)
         self._change_units(module)
-        wrapped, added, scheduler = declared.required(
-            strategy,
+        wrapped, added, scheduler = self.required(
             "setup_module_and_optimizers",
             cast("SetsUpJointly", strategy).setup_module_and_optimizers(module, list(optimizers), scheduler),
             "the module, a list of optimizers, and the scheduler",
@@ -290,6 +283,23 @@ class Session:
             sys.excepthook(type(error), error, error.__traceback__)
             exit_code.fail()
 
+    def required(self, method: str, returned: T | None, expected: str) -> T:
+        """Return what a method of the strategy has returned; refuse None, since an override may forget its `return`.
+
+        Args:
+            method: its name.
+            returned: by it.
+            expected: what the method has to return.
+
+        Raises:
+            ConfigurationError: it has returned None.
+        """
+        if returned is None:
+            is_override = any(hasattr(base, method) for base in type(self.strategy).__bases__)
+            cure = f"Return what super().{method}(...) returns, or your own." if is_override else "Return it."
+            raise ConfigurationError(f"{self._name}.{method} returned None; expected {expected}. {cure}")
+        return returned
+
     @property
     def _name(self) -> str:
         return type(self.strategy).__name__
@@ -326,7 +336,9 @@ class Session:
         if self.strategy.world_size > 1 or Capability.ELASTIC in self.strategy.capabilities:
             from core.session.new_parameters import refuse_new  # who trains alone waits for none of it
 
-            self._accepted[module] = refuse_new(self.strategy, module)
+            self._accepted[module] = refuse_new(
+                self._name, module, refreshes=type(self.strategy).refresh_modules is not Strategy.refresh_modules
+            )
 
     # steps ----------------------------------------------------------------------------------------------------------
 
@@ -340,17 +352,27 @@ class Session:
             weight: their number; None for a loss without one, after others that had one, which is an error.
             run: is called with what backward is to take.
         """
-        self._begin_weights(by_hand=True).backward(loss, weight, run)
+        optimizers = self.strategy.optimizers
+        self._begin_weights(optimizers).backward(loss, weight, run, optimizers)
 
     def weigh(self, weight: float | Tensor) -> None:
         """All ranks. Weigh the loss of the running training step by the number of items that it is a mean over."""
         self._begin_weights().given = weight
 
-    def _begin_weights(self, *, by_hand: bool = False) -> Weights:
+    def _begin_weights(self, by_hand: Sequence[Optimizer] | None = None) -> Weights:
         if self.weights is None:
             from core.session.weights import Weights  # who gives no weight waits for none of it
 
-            self.weights = Weights(self, by_hand=by_hand)
+            strategy = self.strategy
+            if Capability.WEIGHTED_LOSSES not in strategy.capabilities:
+                raise UnsupportedError(
+                    f"A loss has a weight, and {self._name} can't weigh losses: its gradients are no mean over ranks "
+                    "that the core could correct. Leave the weight out, or use another strategy, such as ddp.",
+                    capability=Capability.WEIGHTED_LOSSES,
+                )
+            self.weights = Weights(
+                strategy, strategy.root_device, strategy.scale_gradients, has_peers=self.has_peers, by_hand=by_hand
+            )
         return self.weights
 
     def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
@@ -359,7 +381,7 @@ class Session:
 
         scale_gradients(optimizer, factor)
 
-    # whole states ---------------------------------------------------------------------------------------------------
+    # communication --------------------------------------------------------------------------------------------------
 
     @property
     def has_peers(self) -> bool:
@@ -369,98 +391,8 @@ class Session:
     @property
     def collectives(self) -> Collectives:
         """The communication that a CheckpointIO needs."""
-        return StrategyCollectives(self)
-
-    def save_checkpoint(self, path: PathLike, state: Mapping[str, Any], *, kept: dict[str, Any] | None = None) -> None:
-        """All ranks. Write a state in which modules and optimizers stand for their own.
-
-        Args:
-            path: a local path or a URL.
-            state: values are modules and optimizers that were set up here, objects with `state_dict()`, lists and
-                dicts of those, or plain values.
-            kept: what the strategy had kept for this rank when training ended; None asks it now.
-
-        Raises:
-            CheckpointError: it can't be written; what was at `path` is untouched. Or a load has failed that had
-                overwritten a part of `state`.
-        """
-        from core.session import whole_state  # who neither saves nor loads waits for none of it
-
-        whole_state.save(self, path, state, kept)
-
-    def load_checkpoint(
-        self, path: PathLike, state: Mapping[str, Any] | None = None, *, strict: bool = True
-    ) -> dict[str, Any]:
-        """All ranks. Read a checkpoint and restore in place everything that `state` names.
-
-        Args:
-            path: a local path or a URL.
-            state: as given to `save_checkpoint`; None restores nothing.
-            strict: every name in `state`, and every key of a module, must be there.
-
-        Returns:
-            What was saved and isn't in `state` as an object to restore.
-
-        Raises:
-            CheckpointNotFoundError: nothing is at `path`.
-            CheckpointCorruptedError: it is damaged or foreign.
-            CheckpointError: it doesn't fit what is to be restored.
-        """
-        from core.session.rank_state import KEY
-
-        rest = self.restore_state(self.read_checkpoint(path, state), state or {}, strict=strict)
-        rest.pop(KEY, None)
-        return rest
-
-    def read_checkpoint(
-        self,
-        path: PathLike,
-        state: Mapping[str, Any] | None = None,
-        *,
-        check: Callable[[dict[str, Any]], None] | None = None,
-    ) -> dict[str, Any]:
-        """All ranks. Read a checkpoint, the tensors of what `state` names into their places, if they fit there.
-
-        With a CheckpointIO of layout `sharded`, each rank reads the parts that it needs, and no tensor is held twice.
-
-        Args:
-            path: a local path or a URL.
-            state: as given to `save_checkpoint`.
-            check: is called before anything is restored, with what was saved, or with its description: a
-                `TensorDescription` in the place of each tensor. It raises what is to be raised instead.
-
-        Returns:
-            All that was saved, for `restore_state`.
-
-        Raises:
-            CheckpointNotFoundError: nothing is at `path`.
-            CheckpointCorruptedError: it is damaged or foreign.
-            CheckpointError: another class of optimizer or scheduler has saved. Nothing was restored then. If
-                `overwritten` is true in an error, what `state` names is overwritten in part: it is refused until it is
-                loaded again.
-        """
-        from core.session import whole_state
-
-        return whole_state.read(self, path, state, check)
-
-    def restore_state(self, saved: dict[str, Any], state: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
-        """All ranks. Restore in place from a state that was read already; returns what is left over."""
-        from core.session import whole_state
-
-        return whole_state.restore(self, saved, state, strict)
-
-    def refuse_half_loaded(self, purpose: str) -> None:
-        """All ranks. Refuse to go on with modules and optimizers into which a load has failed.
-
-        Args:
-            purpose: says with what, as in `"trained"`.
-
-        Raises:
-            CheckpointError: there are some.
-        """
-        from core.session import half_loaded
-
-        half_loaded.refuse(self, [*(handle.module for handle in self.handles), *self.strategy.optimizers], purpose)
+        strategy = self.strategy
+        return StrategyCollectives(strategy, self.has_peers, self.fingerprint, strategy.background_collectives)
 
     # one module's or optimizer's state, as a strategy that changes nothing gives it -----------------------------------
 
@@ -469,25 +401,19 @@ class Session:
         # Not copied: torch's dict carries the versions of torch's modules.
         return module_tree.to_canonical(self.handle_of(module).module.state_dict())  # type: ignore[return-value]
 
-    def load_module_state(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool) -> None:
+    def load_module_state(self, module: nn.Module, state: Mapping[str, object], *, strict: bool) -> None:
         """All ranks. Load a state into the module, in place.
 
         Raises:
             CheckpointError: it doesn't fit; names and shapes that differ are listed.
         """
-        own = self.handle_of(module).module
-        canonical = module_tree.from_canonical(own, state)
-        try:
-            own.load_state_dict(module_tree.without_self_copies(own, canonical), strict=strict)
-        except RuntimeError as error:
-            report = describe_mismatch(module_tree.to_canonical(own.state_dict()), state) or str(error)
-            raise CheckpointError(f"The checkpoint does not fit {type(own).__name__}.\n{report}") from error
+        mismatch.load(self.handle_of(module).module, state, strict=strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks. The optimizer's own state by parameter names, see `core.session.optimizer_state`."""
         return optimizer_state.to_named(optimizer.state_dict(), self.strategy.parameter_names(optimizer))
 
-    def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, object]) -> None:
         """All ranks. Load a state by parameter names into the optimizer, in place."""
         names = self.strategy.parameter_names(optimizer)
         sizes = [len(group["params"]) for group in optimizer.param_groups]
@@ -497,4 +423,4 @@ class Session:
         """All ranks. Tensors of a saved optimizer state's shapes, which lie as the optimizer's parameters do."""
         from core.session.load_targets import optimizer_targets  # who reads no checkpoint waits for none of it
 
-        return optimizer_targets(self.strategy, described, optimizer)
+        return optimizer_targets(self.strategy.parameter_names(optimizer), described, optimizer)

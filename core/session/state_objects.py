@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from core.session import module_tree, nested, same_class
+from core.contract.errors import CoreError
+from core.session import mismatch, module_tree, nested, same_class
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -53,7 +54,7 @@ def to_states(session: Session, value: Any) -> Any:
     return value
 
 
-def _comes_back(kind: type, items: Collection[Any]) -> bool:
+def _comes_back(kind: type, items: Collection[object]) -> bool:
     """True if a container of this class can be loaded as it was.
 
     One of the user's own class, such as a named tuple, can't, unless it holds only objects, which are restored in
@@ -62,26 +63,39 @@ def _comes_back(kind: type, items: Collection[Any]) -> bool:
     return kind in _OWN_KINDS or (bool(items) and all(hasattr(item, "state_dict") for item in items))
 
 
-def restore(session: Session, target: Any, saved: Any, strict: bool) -> bool:
-    """All ranks. Restore a saved state in `target`. Returns whether that could be done in place."""
+def restore(session: Session, target: Any, saved: Any, strict: bool, place: str) -> bool:
+    """All ranks. Restore what was saved at `place` in `target`. Returns whether that could be done in place."""
     if is_module(session, target):
         session.strategy.load_module_state_dict(target, saved, strict=strict)
     elif is_optimizer(session, target):
-        session.strategy.load_optimizer_state_dict(target, without_class(saved))
-    elif is_scheduler(target):
-        target.load_state_dict(_without(same_class.SCHEDULER_KEY, saved))
-    elif callable(method := getattr(target, "load_state_dict", None)):
-        method(saved)
+        session.strategy.load_optimizer_state_dict(target, _without(same_class.OPTIMIZER_KEY, saved))
+    elif callable(getattr(target, "load_state_dict", None)):
+        _restore_object(target, saved, strict, place)
     elif isinstance(target, dict) and isinstance(saved, dict):
-        in_place = {key for key, item in saved.items() if restore(session, target.get(key), item, strict)}
+        at = f"{place}[{{!r}}]".format
+        in_place = {key for key, item in saved.items() if restore(session, target.get(key), item, strict, at(key))}
         target.update({key: item for key, item in saved.items() if key not in in_place})
     elif isinstance(target, list | tuple) and isinstance(saved, list | tuple) and len(target) == len(saved):
-        restored = [restore(session, item, part, strict) for item, part in zip(target, saved, strict=True)]
+        pairs = enumerate(zip(target, saved, strict=True))
+        restored = [restore(session, item, part, strict, f"{place}[{index}]") for index, (item, part) in pairs]
         # A sequence counts as restored if each item was: otherwise the caller takes what was saved in its place.
         return all(restored)
     else:
         return False
     return True
+
+
+def _restore_object(target: Any, saved: Any, strict: bool, place: str) -> None:
+    try:
+        if hasattr(target, "_modules"):
+            mismatch.load(target, saved, strict=strict)
+        else:
+            target.load_state_dict(_without(same_class.SCHEDULER_KEY, saved) if is_scheduler(target) else saved)
+    except (CoreError, OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever the user's own method raises
+        reason = f"its load_state_dict raised {type(error).__name__}: {error}"
+        raise same_class.wrong_kind(place, saved, f"a state of {type(target).__name__} ({reason})") from error
 
 
 def check_kinds(session: Session, target: Any, saved: Any, place: str = "state") -> None:
@@ -100,9 +114,13 @@ def check_kinds(session: Session, target: Any, saved: Any, place: str = "state")
     elif is_scheduler(target):
         same_class.check_scheduler(target, saved)
     elif hasattr(target, "_modules"):
-        for name in saved.keys() & module_tree.parameter_names(target).values():
-            if not hasattr(saved[name], "shape"):
-                raise same_class.wrong_kind(f"{place}[{name!r}]", saved[name], "a tensor")
+        for name, own in module_tree.tensors(target).items():
+            value, kind = saved.get(name, own), own.dtype
+            if not hasattr(value, "shape"):
+                raise same_class.wrong_kind(f"{place}[{name!r}]", value, "a tensor")
+            # torch would copy fractions into integers, and cut them off.
+            if getattr(value.dtype, "is_floating_point", False) and not (kind.is_floating_point or kind.is_complex):
+                raise same_class.wrong_kind(f"{place}[{name!r}]", value, f"a tensor of {kind}")
     elif isinstance(target, dict) and isinstance(saved, dict):
         for key in target.keys() & saved.keys():
             check_kinds(session, target[key], saved[key], f"{place}[{key!r}]")
@@ -119,19 +137,16 @@ def _expected(session: Session, target: Any, saved: Any) -> str | None:
     if isinstance(target, dict | list | tuple):
         is_alike = isinstance(saved, dict if isinstance(target, dict) else list | tuple)
         return None if is_alike or not _holds_state(target) else f"a {type(target).__name__} of tensors or states"
-    has_dict = hasattr(target, "_modules") or is_optimizer(session, target) or is_scheduler(target)
-    return f"a dict, the state of {type(target).__name__}," if has_dict and not isinstance(saved, dict) else None
+    if isinstance(saved, dict) or not hasattr(target, "load_state_dict"):
+        return None
+    has_dict = hasattr(target, "_modules") or is_optimizer(session, target) or isinstance(target.state_dict(), dict)
+    return f"a dict, the state of {type(target).__name__}," if has_dict else None
 
 
 def _holds_state(value: Any) -> bool:
     if isinstance(value, dict | list | tuple):
         return any(map(_holds_state, value.values() if isinstance(value, dict) else value))
     return hasattr(value, "data_ptr") or hasattr(value, "load_state_dict")
-
-
-def without_class(saved: Any) -> Any:
-    """The state as the optimizer itself has saved it."""
-    return _without(same_class.OPTIMIZER_KEY, saved)
 
 
 def _without(key: str, saved: Any) -> Any:

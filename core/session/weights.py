@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from core.contract.capability import Capability
-from core.contract.errors import ModuleError, UnsupportedError
+from core.contract.errors import ModuleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core.contract.step import TrainingStep
-    from core.session.session import Session
+    from core.contract.world import World
 
 
 @dataclass(slots=True)
@@ -57,31 +56,42 @@ class Weights:
         given: by the running step, until its loss is weighted.
     """
 
-    def __init__(self, session: Session, *, by_hand: bool = False) -> None:
+    def __init__(
+        self,
+        world: World,
+        device: torch.device,
+        scale_gradients: Callable[[Optimizer, float], None],
+        *,
+        has_peers: bool,
+        by_hand: Sequence[Optimizer] | None,
+    ) -> None:
         """All ranks, at the first weight. Refuse what can't be weighted, before ranks wait for each other.
+
+        Args:
+            world: the strategy's ranks.
+            device: of this rank.
+            scale_gradients: the strategy's.
+            has_peers: the ranks reach each other.
+            by_hand: the optimizers that were set up, if the user calls backward.
 
         Raises:
             ModuleError: losses of other ranks have none, or losses before had none.
-            UnsupportedError: the strategy can't weigh losses.
         """
-        self.by_hand = by_hand
+        import torch
+
+        self.by_hand = by_hand is not None
+        self._dtype = torch.float32 if device.type == "mps" else torch.float64
         self.given: float | Tensor | None = None
-        self._strategy = strategy = session.strategy
+        self._world, self._device, self._scale_gradients, self._has_peers = world, device, scale_gradients, has_peers
         self._reference = 0.0
         self._windows: dict[int, Window] = {}
-        if Capability.WEIGHTED_LOSSES not in strategy.capabilities:
-            raise UnsupportedError(
-                f"A loss has a weight, and {type(strategy).__name__} can't weigh losses: its gradients are no mean "
-                "over ranks that the core could correct. Leave the weight out, or use another strategy, such as ddp.",
-                capability=Capability.WEIGHTED_LOSSES,
-            )
-        if session.has_peers and (others := strategy.absent_ranks("the first weight of a loss")):
+        if has_peers and (others := world.absent_ranks("the first weight of a loss")):
             names = ", ".join(f"rank {other}" for other in others)
             raise ModuleError(
-                f"A loss has a weight on rank {strategy.global_rank}, and not on {names}. Give one on all ranks, also "
+                f"A loss has a weight on rank {world.global_rank}, and not on {names}. Give one on all ranks, also "
                 "where it is 0."
             )
-        if by_hand and any(map(_has_gradients, strategy.optimizers)):
+        if any(map(_has_gradients, by_hand or ())):
             raise ModuleError(f"A loss has a weight, and there are gradients of losses without. {_ALL_OR_NONE}")
 
     def share(self, loss: Tensor, step: TrainingStep) -> Tensor:
@@ -98,15 +108,17 @@ class Weights:
             return self._scaled(loss, own, step.num_accumulated)
         total = self._sum(own)
         self._windows[id(optimizer)] = Window(own, total, is_corrected=True)
-        return loss * _quotient(own * self._strategy.data_parallel_size, total)
+        return loss * _quotient(own * self._world.data_parallel_size, total)
 
-    def backward(self, loss: Tensor, weight: float | Tensor | None, run: Callable[[Tensor], None]) -> None:
+    def backward(
+        self, loss: Tensor, weight: float | Tensor | None, run: Callable[[Tensor], None], optimizers: list[Optimizer]
+    ) -> None:
         """All ranks. Run backward in a loop by hand. The loss belongs to the optimizers whose gradients it changes.
 
         Raises:
             ModuleError: there are several optimizers, and no gradient of any has changed; or the weight can't be one.
         """
-        own, optimizers = self._checked(weight), self._strategy.optimizers
+        own = self._checked(weight)
         for optimizer in optimizers:
             self._reopen(optimizer)
         before = [_versions(optimizer) for optimizer in optimizers] if len(optimizers) > 1 else [[]]
@@ -130,7 +142,7 @@ class Weights:
         window.is_corrected = True
         window.total = total = self._read(self._sum(window.own))
         if total:
-            self._strategy.scale_gradients(optimizer, self._strategy.data_parallel_size * self._reference / total)
+            self._scale_gradients(optimizer, self._world.data_parallel_size * self._reference / total)
 
     def close(self, optimizer: Optimizer) -> bool:
         """All ranks, before the optimizer steps. True if the window has weight; False if it has nothing to learn from.
@@ -158,8 +170,8 @@ class Weights:
         elif window.is_corrected:
             window.is_corrected = False
             if total := self._read(window.total):
-                shards = self._strategy.data_parallel_size
-                self._strategy.scale_gradients(optimizer, total / (shards * self._reference))
+                shards = self._world.data_parallel_size
+                self._scale_gradients(optimizer, total / (shards * self._reference))
 
     def _add(self, own: float | Tensor, optimizers: Sequence[Optimizer | None]) -> None:
         for optimizer in optimizers:
@@ -173,7 +185,7 @@ class Weights:
 
     def _refer_to(self, total: float) -> None:
         """Set the reference by the weight of a window. One of no weight leaves it open."""
-        self._reference = 2.0 ** round(math.log2(total / self._strategy.data_parallel_size)) if total else 0.0
+        self._reference = 2.0 ** round(math.log2(total / self._world.data_parallel_size)) if total else 0.0
 
     def _checked(self, weight: Any) -> float | Tensor:
         """The weight as it is computed with. One on a device is checked there: what can't be one becomes NaN."""
@@ -196,11 +208,10 @@ class Weights:
         """All ranks. The sum over shards of the data, whose copies on other ranks don't count."""
         import torch
 
-        strategy = self._strategy
-        if not strategy.session.has_peers:
+        if not self._has_peers:
             return own
-        summed = strategy.reduce(torch.as_tensor(own, dtype=self._dtype, device=strategy.root_device), reduce_op="sum")
-        return summed * strategy.data_parallel_size / strategy.world_size
+        summed = self._world.reduce(torch.as_tensor(own, dtype=self._dtype, device=self._device), reduce_op="sum")
+        return summed * self._world.data_parallel_size / self._world.world_size
 
     def _read(self, total: float | Tensor | None) -> float:
         number = 0.0 if total is None else float(total)
@@ -210,12 +221,6 @@ class Weights:
                 "another one. " + _EXPECTED
             )
         return number
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        import torch
-
-        return torch.float32 if self._strategy.root_device.type == "mps" else torch.float64
 
 
 _EXPECTED = (

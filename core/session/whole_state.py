@@ -1,4 +1,4 @@
-"""The state of modules and optimizers as a whole: written, read, restored. `Session` says what each call promises."""
+"""The state of modules and optimizers as a whole: written, read, restored."""
 
 from __future__ import annotations
 
@@ -19,8 +19,22 @@ if TYPE_CHECKING:
     from core.session.session import Session
 
 
-def save(session: Session, path: PathLike, state: Mapping[str, Any], kept: dict[str, Any] | None) -> None:
-    """All ranks. See `Session.save_checkpoint`."""
+def save_checkpoint(
+    session: Session, path: PathLike, state: Mapping[str, object], *, kept: dict[str, object] | None = None
+) -> None:
+    """All ranks. Write a state in which modules and optimizers stand for their own.
+
+    Args:
+        session: of the strategy.
+        path: a local path or a URL.
+        state: values are modules and optimizers that were set up there, objects with `state_dict()`, lists and dicts of
+            those, or plain values.
+        kept: what the strategy had kept for this rank when training ended; None asks it now.
+
+    Raises:
+        CheckpointError: it can't be written; what was at `path` is untouched. Or a load has failed that had
+            overwritten a part of `state`.
+    """
     strategy, collectives = session.strategy, session.collectives
     checkpoint_io = strategy.checkpoint_io
     # On ranks that write nothing, too: to take a sharded module apart is a collective.
@@ -52,13 +66,57 @@ def _parameter_tensors(session: Session) -> Iterator[Tensor]:
                 yield from (value for value in entry.values() if hasattr(value, "data_ptr"))
 
 
-def read(
+def load_checkpoint(
+    session: Session, path: PathLike, state: Mapping[str, object] | None = None, *, strict: bool = True
+) -> dict[str, Any]:
+    """All ranks. Read a checkpoint and restore in place everything that `state` names.
+
+    Args:
+        session: of the strategy.
+        path: a local path or a URL.
+        state: as given to `save_checkpoint`; None restores nothing.
+        strict: every name in `state`, and every key of a module, must be there.
+
+    Returns:
+        What was saved and isn't in `state` as an object to restore.
+
+    Raises:
+        CheckpointNotFoundError: nothing is at `path`.
+        CheckpointCorruptedError: it is damaged or foreign.
+        CheckpointError: it doesn't fit what is to be restored.
+    """
+    rest = restore_state(session, read_checkpoint(session, path, state), state or {}, strict=strict)
+    rest.pop(rank_state.KEY, None)
+    return rest
+
+
+def read_checkpoint(
     session: Session,
     path: PathLike,
-    state: Mapping[str, Any] | None,
-    check: Callable[[dict[str, Any]], None] | None,
+    state: Mapping[str, object] | None = None,
+    *,
+    check: Callable[[dict[str, object]], None] | None = None,
 ) -> dict[str, Any]:
-    """All ranks. See `Session.read_checkpoint`."""
+    """All ranks. Read a checkpoint, the tensors of what `state` names into their places, if they fit there.
+
+    With a CheckpointIO of layout `sharded`, each rank reads the parts that it needs, and no tensor is held twice.
+
+    Args:
+        session: of the strategy.
+        path: a local path or a URL.
+        state: as given to `save_checkpoint`.
+        check: is called before anything is restored, with what was saved, or with its description: a
+            `TensorDescription` in the place of each tensor. It raises what is to be raised instead.
+
+    Returns:
+        All that was saved, for `restore_state`.
+
+    Raises:
+        CheckpointNotFoundError: nothing is at `path`.
+        CheckpointCorruptedError: it is damaged or foreign.
+        CheckpointError: another class of optimizer or scheduler has saved. Nothing was restored then. If `overwritten`
+            is true in an error, what `state` names is overwritten in part: it is refused until it is loaded again.
+    """
     checkpoint_io, collectives = session.strategy.checkpoint_io, session.collectives
     targets = described = None
     # To read into targets is to restore already: what can't be restored is refused from the description, before.
@@ -68,7 +126,7 @@ def read(
             if check is not None:
                 check(described)
             state_objects.check_kinds(session, dict(state), described)
-        own = load_targets.targets_of(session, described, dict(state))
+        own = _targets_of(session, described, dict(state))
         targets = own and own | rank_state.targets(session, described, dict(state))
     try:
         saved = checkpoint_io.load_checkpoint(path, collectives=collectives, state=targets)
@@ -83,8 +141,29 @@ def read(
     return saved
 
 
-def restore(session: Session, saved: dict[str, Any], state: Mapping[str, Any], strict: bool) -> dict[str, Any]:
-    """All ranks. See `Session.restore_state`."""
+def _targets_of(session: Session, described: Any, value: Any) -> Any:
+    """All ranks. Tensors to fill for what `value` stands for; None where the saved value is to be read whole.
+
+    Args:
+        session: knows its modules and optimizers.
+        described: the part of the checkpoint that belongs to `value`, with descriptions in the place of tensors.
+        value: as in the state that is given to `save_checkpoint`.
+    """
+    if state_objects.is_module(session, value):
+        return load_targets.module_targets(described, session.strategy.get_module_state_dict(value))
+    if state_objects.is_optimizer(session, value):
+        return session.strategy.optimizer_targets(value, described) if isinstance(described, dict) else None
+    if isinstance(value, dict) and isinstance(described, dict):
+        return {key: _targets_of(session, described[key], item) for key, item in value.items() if key in described}
+    if isinstance(value, list | tuple) and isinstance(described, list | tuple) and len(value) == len(described):
+        return [_targets_of(session, part, item) for part, item in zip(described, value, strict=True)]
+    return None
+
+
+def restore_state(
+    session: Session, saved: dict[str, object], state: Mapping[str, object], *, strict: bool = True
+) -> dict[str, Any]:
+    """All ranks. Restore in place from a state that was read already; returns what is left over."""
     if strict and (missing := [key for key in state if key not in saved]):
         raise CheckpointError(
             f"The checkpoint has no {missing[0]!r}; it has {sorted(saved)}. "
@@ -93,7 +172,7 @@ def restore(session: Session, saved: dict[str, Any], state: Mapping[str, Any], s
     rest = {
         key: value
         for key, value in saved.items()
-        if key not in state or not state_objects.restore(session, state[key], value, strict)
+        if key not in state or not state_objects.restore(session, state[key], value, strict, f"state[{key!r}]")
     }
     rank_state.restore(session, rest, dict(state))
     if strict:

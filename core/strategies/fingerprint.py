@@ -98,7 +98,8 @@ def _message(ranks: dict[Fingerprint, list[int]], hosts: Sequence[str]) -> str:
             chosen = [row for row in rows if row[0] == kind]
             aliases = ", ".join(alias for _, alias, _, _ in chosen) or "none"
             providers = ", ".join(f"{provider} {version}".rstrip() for _, _, provider, version in chosen) or "-"
-            table.append((kind, spans(members), _nodes(members, hosts), aliases, providers))
+            nodes = ", ".join(dict.fromkeys(hosts[rank] for rank in members)) if hosts else "?"
+            table.append((kind, spans(members), nodes, aliases, providers))
     return (
         "The ranks of this run don't use the same plugins, so they would wait for each other for ever. "
         "Install the same versions on every node, and start every rank with the same arguments.\n" + _drawn(table)
@@ -122,10 +123,6 @@ def spans(ranks: Sequence[int]) -> str:
         else:
             found.append([rank, rank])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
-
-
-def _nodes(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(hosts[rank] for rank in ranks)) if hosts else "?"
 
 
 def _drawn(table: Sequence[tuple[str, ...]]) -> str:

@@ -17,8 +17,8 @@ FAN = 64
 
 
 def gather(
-    obj: Any, rank: int, size: int, gather_from: Callable[[Any, Sequence[int]], list[Any] | None], fan: int = FAN
-) -> list[Any] | None:
+    obj: object, rank: int, size: int, gather_from: Callable[[Any, Sequence[int]], list[Any] | None], fan: int = FAN
+) -> list[object] | None:
     """All ranks. On rank 0 everyone's `obj` in the order of ranks; None elsewhere.
 
     The ranks of a branch tell its first one, and those that are first tell rank 0.
@@ -48,10 +48,10 @@ def serves(group: dist.ProcessGroup) -> bool:
     return FAN < size == dist.get_world_size() and "cpu:" in dist.get_backend_config(group)
 
 
-def gather_in_group(obj: Any, group: dist.ProcessGroup) -> list[Any] | None:
+def gather_in_group(obj: object, group: dist.ProcessGroup) -> list[object] | None:
     """All ranks of a group that can send from the processor, whose numbers are those of all ranks."""
 
-    def gather_from(obj: Any, ranks: Sequence[int]) -> list[Any] | None:
+    def gather_from(obj: object, ranks: Sequence[int]) -> list[object] | None:
         first, others = ranks[0], ranks[1:]
         if dist.get_rank() != first:
             content = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)

@@ -18,12 +18,12 @@ _PIECE_BYTES = 1 << 28
 """The most bytes of one message: the sizes that gloo's transports take have had limits."""
 
 
-def gather_objects(obj: Any, dst: int, group: dist.ProcessGroup | None = None) -> list[Any] | None:
+def gather_objects(obj: object, dst: int, group: dist.ProcessGroup | None = None) -> list[object] | None:
     """All ranks of a group. On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
     whole = group if group is not None else dist.group.WORLD
     if whole is not None and dst == 0 and gather_tree.serves(whole):
         return gather_tree.gather_in_group(obj, whole)
-    gathered: list[Any] | None = [None] * dist.get_world_size(group) if dist.get_rank(group) == dst else None
+    gathered: list[object] | None = [None] * dist.get_world_size(group) if dist.get_rank(group) == dst else None
     dist.gather_object(obj, gathered, dst=dst, group=group)
     return gathered
 
@@ -31,7 +31,7 @@ def gather_objects(obj: Any, dst: int, group: dist.ProcessGroup | None = None) -
 class GroupCollectives:
     """The communication that storage needs, over one group of CPU processes."""
 
-    def __init__(self, group: dist.ProcessGroup, writer: Mapping[str, Any]) -> None:
+    def __init__(self, group: dist.ProcessGroup, writer: Mapping[str, object]) -> None:
         """Wrap a group that has no other user.
 
         Args:
@@ -47,13 +47,13 @@ class GroupCollectives:
         """Wait until all are here."""
         dist.barrier(self._group)
 
-    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
+    def broadcast_object(self, obj: object, src: int = 0) -> Any:
         """`obj` of rank `src`, on all ranks."""
         box = [obj]
         dist.broadcast_object_list(box, src=src, group=self._group)
         return box[0]
 
-    def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
+    def gather_objects(self, obj: object, dst: int = 0) -> list[Any] | None:
         """On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
         return gather_objects(obj, dst, self._group)
 

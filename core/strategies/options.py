@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from core.contract import ConfigurationError, did_you_mean
 
@@ -41,7 +41,7 @@ def known_options(strategy: type) -> set[str]:
 
 
 def with_options_of(
-    *sources: Callable[..., Any], leave_out: Collection[str] = (), closed: bool = False
+    *sources: Callable[..., object], leave_out: Collection[str] = (), closed: bool = False
 ) -> Callable[[F], F]:
     """Decorator of a constructor that takes `**options`: adds those of its sources to its signature and docstring.
 

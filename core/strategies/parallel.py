@@ -312,7 +312,7 @@ class ParallelStrategy(Strategy):
         return tensor.to(device, copy=copy).contiguous()
 
     @staticmethod
-    def _operation(reduce_op: ReduceOp | Any) -> Any:
+    def _operation(reduce_op: ReduceOp | object) -> object:
         if not isinstance(reduce_op, str):
             return reduce_op
         if (operation := _OPERATIONS.get(reduce_op.lower())) is None:

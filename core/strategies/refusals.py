@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from core.contract import Strategy
-
 
 _MOST_SHOWN = 8
 _HALF = 1 << 31

@@ -153,7 +153,7 @@ def _in_lists(root: nn.Module) -> Units:
     chosen: list[str] = []
     for name, part in lists.items():
         counts = _kind(part) is _kind(lists[largest]) or sizes[name] >= _LEAST_SHARE * sizes[largest]
-        if counts and not any(_is_within(name, other) for other in chosen):
+        if counts and not any(not other or name.startswith(f"{other}.") for other in chosen):
             chosen.append(name)
     found = {
         f"{name}.{child}".removeprefix("."): part for name in chosen for child, part in lists[name].named_children()
@@ -179,10 +179,6 @@ def _kind(part: nn.Module) -> type[nn.Module]:
 
 def _num_elements(part: nn.Module) -> int:
     return sum(parameter.numel() for parameter in part.parameters() if not isinstance(parameter, _LAZY))
-
-
-def _is_within(name: str, other: str) -> bool:
-    return not other or name.startswith(f"{other}.")
 
 
 def _spans(names: Iterable[str]) -> list[str]:

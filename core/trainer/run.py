@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 import torch
+from torch import nn
 
 from core.contract import Capability
 from core.trainer.logging.logger_publisher import LoggerPublisher
@@ -17,10 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from torch import nn
     from torch.optim import Optimizer
 
-    from core.contract import Logger, PathLike, Stage, Strategy, TrainingStep
+    from core.contract import Logger, PathLike, SetupHost, Stage, Strategy, TrainingStep
     from core.fabric import Fabric, FabricOptimizer
     from core.session import Session
     from core.trainer.hooks.callback import Callback
@@ -30,10 +30,41 @@ if TYPE_CHECKING:
     from core.trainer.progress import Progress
     from core.trainer.settings.options import TrainerOptions
     from core.trainer.stage_data.datamodule import DataModule
+    from core.trainer.stage_data.loaders import Loaders
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Status: TypeAlias = Literal["initializing", "running", "finished", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Position:
+    """The state of a run that is nowhere to be found once its stage is over.
+
+    Attributes:
+        rank: this rank's shard of the data, random state and running metrics.
+        loaders: the position within the data, or nothing.
+    """
+
+    rank: dict[str, object]
+    loaders: dict[str, object]
+
+
+@dataclass(frozen=True)
+class FinishedFit:
+    """The state of a successful fit that a later checkpoint needs. It occupies memory until the next stage.
+
+    Attributes:
+        optimizers: in the order of `configure_optimizers`.
+        lr_schedulers: of theirs.
+        position: at the end of `fit`.
+        rank_state: what this rank of a strategy keeps for itself, on the CPU.
+    """
+
+    optimizers: list[Optimizer]
+    lr_schedulers: list[Any]
+    position: Position
+    rank_state: dict[str, object] | None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -56,11 +87,11 @@ class Run:
         progress: counts on from one `fit` to the next.
         logged: the newest values of everything that was logged.
         accumulate_grad_batches: batches of an accumulation window; callbacks may change it between epochs.
-        trainer: the object that hooks and the strategy get, from the first stage on; the run itself asks it nothing.
+        trainer: the object that hooks and the strategy get, from the first stage on.
         stage: None before the first one.
-        module: the user's own; None before the first stage.
+        module: the user's own; an empty one before the first stage.
         datamodule: or none.
-        loaders: a `Loaders`, from the first stage on.
+        loaders: of this stage; none before the first one.
         ckpt_path: what the user passed; from the beginning of the stage on, the checkpoint that it stands for.
         is_asked_to_stop: what `Trainer.should_stop` shows.
         status: how the stage stands.
@@ -97,12 +128,12 @@ class Run:
     progress: Progress
     logged: MetricValues
     accumulate_grad_batches: int
+    loaders: Loaders
     observers: Sequence[Callback] = ()
-    trainer: Any = None
+    trainer: SetupHost | None = None
     stage: Stage | None = None
-    module: Any = None  # an nn.Module, whose methods no type checker knows
+    module: nn.Module = field(default_factory=nn.Module)
     datamodule: DataModule | None = None
-    loaders: Any = None
     ckpt_path: PathLike | None = None
     is_asked_to_stop: bool = False
     status: Status = "initializing"
@@ -121,8 +152,8 @@ class Run:
     newest_save: tuple[PathLike, int] | None = field(init=False, default=None)
     pending_saves: list[tuple[PathLike, bool]] = field(init=False, default_factory=list)
     restored_random_state: dict[str, Any] | None = field(init=False, default=None)
-    random_state_at_opening: dict[str, Any] | None = field(init=False, default=None)
-    finished_fit: Any = field(init=False, default=None)
+    random_state_at_opening: dict[str, object] | None = field(init=False, default=None)
+    finished_fit: FinishedFit | None = field(init=False, default=None)
     _wrapped_optimizers: list[FabricOptimizer] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -186,7 +217,7 @@ class Run:
         """All ranks, once there are loaders. The running epoch's window, if `global_batch_size` or a callback says."""
         if self.window_of is not None:
             self.accumulate_grad_batches = self.window_of(self.progress.epoch)
-        elif self.loaders is not None and self.loaders.global_batch is not None:
+        elif self.loaders.global_batch is not None:
             self.accumulate_grad_batches = self.loaders.global_batch.num_accumulated
 
     def count_unfinished(self) -> int:

@@ -202,6 +202,8 @@ class Trainer(TrainerViews):
         fabric.loggers = quick_runs.silence(fabric.loggers, num_quick_batches)
         enabled = {name: arguments[name] for name in _OF_CALLBACKS}
         made_callbacks = make_callbacks(callbacks, default=not barebones, **enabled)
+        from core.trainer.stage_data.loaders import Loaders  # who makes no Trainer waits for none of it
+
         self._module_callbacks = ModuleCallbacks()
         self.run = Run(
             fabric=fabric,
@@ -214,6 +216,7 @@ class Trainer(TrainerViews):
             progress=(progress := Progress()),
             logged=MetricValues(NullMetricCollector if barebones else MetricCollector, progress),
             accumulate_grad_batches=accumulate_grad_batches,
+            loaders=Loaders(options, []),
         )
 
     if not TYPE_CHECKING:  # for a type checker, what isn't there stays an error
@@ -226,8 +229,8 @@ class Trainer(TrainerViews):
     def fit(
         self,
         model: nn.Module,
-        train_dataloaders: Any = None,
-        val_dataloaders: Any = None,
+        train_dataloaders: object = None,
+        val_dataloaders: object = None,
         datamodule: DataModule | None = None,
         ckpt_path: PathLike | None = None,
     ) -> None:
@@ -259,7 +262,7 @@ class Trainer(TrainerViews):
     def validate(
         self,
         model: nn.Module | None = None,
-        dataloaders: Any = None,
+        dataloaders: object = None,
         datamodule: DataModule | None = None,
         ckpt_path: PathLike | None = None,
         verbose: bool = True,
@@ -290,7 +293,7 @@ class Trainer(TrainerViews):
     def test(
         self,
         model: nn.Module | None = None,
-        dataloaders: Any = None,
+        dataloaders: object = None,
         datamodule: DataModule | None = None,
         ckpt_path: PathLike | None = None,
         verbose: bool = True,
@@ -310,7 +313,7 @@ class Trainer(TrainerViews):
     def predict(
         self,
         model: nn.Module | None = None,
-        dataloaders: Any = None,
+        dataloaders: object = None,
         datamodule: DataModule | None = None,
         return_predictions: bool | None = None,
         ckpt_path: PathLike | None = None,
@@ -351,7 +354,7 @@ class Trainer(TrainerViews):
         return launch(self.run, sources)  # type: ignore[no-any-return]
 
     def check_fit_call(
-        self, model: nn.Module, train_dataloaders: Any, val_dataloaders: Any, datamodule: DataModule | None
+        self, model: nn.Module, train_dataloaders: object, val_dataloaders: object, datamodule: DataModule | None
     ) -> FitCall:
         """The arguments of `fit`, checked."""
         from core.trainer.arguments.loader_arguments import check_fit_call

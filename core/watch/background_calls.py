@@ -18,7 +18,7 @@ class BackgroundCalls:
     """
 
     def __init__(self, name: str) -> None:
-        self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._is_back = threading.Event()
         self._is_back.set()
         self._has_failed = False

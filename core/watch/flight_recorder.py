@@ -70,7 +70,7 @@ def run_on_device() -> bool:
     return False
 
 
-def _entries() -> list[dict[str, Any]]:
+def _entries() -> list[dict[str, object]]:
     import torch._C._distributed_c10d as c10d
 
     # The recorder of NCCL is one of its own, in builds that have it.

@@ -94,7 +94,7 @@ class Termination:
         self._previous_hook(type(explained), explained, explained.__traceback__ or trace)
 
 
-def _ignore(number: int, frame: Any) -> None:
+def _ignore(number: int, frame: object) -> None:
     """Do nothing, as the kernel does by default.
 
     Another rank, which takes this one for one that doesn't answer, may send a signal late, and without a handler Python

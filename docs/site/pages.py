@@ -4,6 +4,8 @@ Pages have the paths that they have in the repository, so that links between the
 Code that a page links to becomes a page too. The API has a page for each package of public names.
 """
 
+import html
+import json
 import os
 import posixpath
 import re
@@ -19,10 +21,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-MARKDOWN = ["README.md", "CONTRIBUTING.md", "docs/**/*.md", "plugins/*/README.md"]
+MARKDOWN = ["README.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "plugins/*/README.md"]
 LINK = re.compile(r"(\[[^\]]*\]\()([^)#\s:]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-PACKAGES = ["core", "core_testing"]
+PACKAGES = ["core", *map("core_{}".format, ("averaging", "finetuning", "monitors", "neighbour", "testing", "tuning"))]
 BOOSTS = {"api/": 0.2, "plugins/": 0.4, "docs/contracts/": 0.4, "CONTRIBUTING": 0.4, "docs/": 1.0}
 """By the beginning of a page's path, the first that fits, how much a word in it counts in the search."""
 MAIN = ("Trainer", "Fabric", "Module", "DataModule")
@@ -39,7 +41,7 @@ class Api:
     """
 
     def __init__(self, root: Path) -> None:
-        self.loader = griffe.GriffeLoader(search_paths=[root, root / "plugins/testing"])
+        self.loader = griffe.GriffeLoader(search_paths=[root, *sorted(root.glob("plugins/*"))])
         tops = [self.loader.load(package) for package in PACKAGES]
         self.loader.resolve_aliases(implicit=False, external=False)
         core = tops[0]
@@ -120,6 +122,22 @@ class Api:
         blocks.insert(before, "\n".join(["```python", *wrapped, "```"]) if wrapped else "")
         return "\n\n".join(blocks)
 
+    def text(self, page: str) -> str:
+        """A page as Markdown alone: signatures and docstrings in the place of the lines that name what stands there."""
+        objects = {target.path: target for _, _, target in self.names}
+        return re.sub(r"^::: (\S+)$", lambda match: "\n\n".join(described(objects[match[1]])), page, flags=re.MULTILINE)
+
+
+def described(target: griffe.Object, level: str = "##") -> Iterator[str]:
+    """A name's heading, signature and docstring, then those of the public members of a class."""
+    yield f"{level} {target.name}"
+    if target.is_function or target.is_class:
+        yield f"```python\n{target.signature()}\n```"  # type: ignore[attr-defined]
+    yield target.docstring.value if target.docstring else ""
+    for name, member in target.members.items() if target.is_class else ():
+        if not (name.startswith("_") or member.is_alias) and member.has_docstring:
+            yield from described(member, f"{level}#")
+
 
 def is_public(name: str, module: griffe.Module | griffe.Alias) -> bool:
     """Whether a module of `core` is public."""
@@ -143,6 +161,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """MkDocs calls it first. Reads the API, and gives it a place in the navigation."""
     api = Api(ROOT)
     config.extra["api"] = {f"api/{owner}.md": api.page(owner) for owner in api.public_modules}
+    config.extra["api_text"] = {path: api.text(page) for path, page in config.extra["api"].items()}
     sections: Any = next(section["Reference"] for section in config.nav or () if "Reference" in section)
     next(entry for entry in sections if "API" in entry)["API"] = [
         {path.removeprefix("api/").removesuffix(".md"): path} for path in config.extra["api"]
@@ -161,7 +180,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         [
             *theme,
             *(File.generated(config, str(page.relative_to(ROOT)), abs_src_path=str(page)) for page in pages),
-            File.generated(config, "docs/site/extra.css", abs_src_path=str(ROOT / "docs/site/extra.css")),
+            *(
+                File.generated(config, path, abs_src_path=str(ROOT / path))
+                for path in ("docs/site/extra.css", "docs/site/cards.js")
+            ),
             *(
                 File.generated(config, f"{source.relative_to(ROOT)}.md", content=code_page(source))
                 for source in sources
@@ -174,6 +196,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """MkDocs calls it for each page. Leads the links to code to the pages of that code, and ranks it for the search."""
     page.meta.setdefault("search", {}).setdefault("boost", boost(page))
+    markdown = markdown.replace("<!-- cards -->", cards_table(results()))
     folder = posixpath.dirname(page.file.src_uri)
 
     def lead(match: re.Match[str]) -> str:
@@ -181,6 +204,78 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return f"{match[1]}{match[2].rstrip('/')}.md{match[3]}" if is_code_file else match[0]
 
     return LINK.sub(lead, markdown)
+
+
+def results() -> list[dict[str, Any]]:
+    """The results in the cards of our packages, and in those that others have sent."""
+    own = [ROOT / "core/card.json", *sorted(ROOT.glob("plugins/*/core_*/card.json"))]
+    cards = [*own, *sorted(ROOT.glob("docs/cards/*.json"))]
+    return [result for card in cards for result in json.loads(card.read_text(encoding="utf-8"))["results"]]
+
+
+def cards_table(found: list[dict[str, Any]]) -> str:
+    """A table of results with a field to search in, as HTML."""
+    newest = max(minor(result["versions"]["core"]) for result in found)
+    lines = [
+        '<input id="cards-search" class="cards-search" type="search" placeholder="strategy cuda" aria-label="Search">',
+        '<div class="md-typeset__scrollwrap"><div class="md-typeset__table"><table id="cards"><thead><tr>',
+        *(f"<th>{head}</th>" for head in ("backend, and what is proven", "device", "tests", "when")),
+        "</tr></thead><tbody>",
+    ]
+    for each in found:
+        shown = {key: html.escape(str(each[key])) for key in ("alias", "kind", "provider", "version", "ground", "date")}
+        proven = " ".join(sorted(name for name, state in each["capabilities"].items() if state == "proven"))
+        core, outcomes = each["versions"]["core"], each["outcomes"]
+        is_old = minor(core) < (newest[0], newest[1] - 1)
+        faults = each.get("mutants")  # cards of older kits don't count them
+        excluded = f"<br><small>{faults['excluded']} of {faults['known']} faults excluded</small>" if faults else ""
+        lines += [
+            '<tr class="cards-old">' if is_old else "<tr>",
+            f"<td><b>{shown['alias']}</b>, {shown['kind']} of {shown['provider']} {shown['version']}"
+            f"<br><small>{html.escape(proven)}</small></td><td>{shown['ground']}</td>",
+            f"<td>{outcomes['passed']} of {sum(outcomes.values())}{excluded}</td>",
+            f"<td>{shown['date']}<br>core {html.escape(core)}</td></tr>",
+        ]
+    return "\n".join([*lines, "</tbody></table></div></div>"])
+
+
+def minor(version: str) -> tuple[int, int]:
+    """The first two numbers of a version."""
+    first, second, *_ = version.split(".")
+    return int(first), int(second)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """MkDocs calls it last. Writes what programs read: each page as Markdown beside it, and their list, `llms.txt`."""
+    site = Path(config.site_dir)
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}"]
+    for title, pages in sections(config.nav or []):
+        lines += ["", f"## {title}", ""]
+        for path in pages:
+            text = config.extra["api_text"].get(path) or ROOT.joinpath(path).read_text(encoding="utf-8")
+            target = site / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+            heading = next((line for line in text.splitlines() if line.startswith("# ")), path)
+            lines.append(f"- [{heading.removeprefix('# ')}]({path})")
+    site.joinpath("cards.json").write_text(json.dumps({"results": results()}), encoding="utf-8")
+    site.joinpath("llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def sections(nav: list[Any]) -> Iterator[tuple[str, list[str]]]:
+    """The parts of the navigation, with the paths of all pages below each."""
+    for entry in nav:
+        for title, below in entry.items():
+            yield title, list(paths(below))
+
+
+def paths(entry: Any) -> Iterator[str]:
+    """The pages of an entry of the navigation, in its order."""
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for each in entry.values() if isinstance(entry, dict) else entry:
+            yield from paths(each)
 
 
 def boost(page: Page) -> float:

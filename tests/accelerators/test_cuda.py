@@ -81,6 +81,7 @@ def test_a_number_that_is_none(number):
         find_usable_cuda_devices(number)
 
 
+@pytest.mark.slow
 @without_cuda
 def test_each_device_is_tried_and_the_reasons_are_told(monkeypatch):
     """Two devices are counted, and a real allocation fails on each, in the process that tries it."""

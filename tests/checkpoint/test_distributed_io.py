@@ -242,6 +242,12 @@ def test_what_could_not_come_back_is_refused(path, value, expected):
     assert names(path.parent) == []
 
 
+def test_a_state_that_is_no_dict_is_refused(path):
+    with pytest.raises(CheckpointError, match=r"^state is a builtins\.list, which a checkpoint can't hold"):
+        save(path, [1])
+    assert names(path.parent) == []
+
+
 def test_a_state_that_holds_itself_is_refused(path):
     state = {"a": []}
     state["a"].append(state)

@@ -67,6 +67,7 @@ def path(tmp_path):
     return tmp_path / "run" / "last.ckpt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["nothing", "checkpoint"])
 def test_a_writer_may_die_before_any_change(path, before):
     number, seen = 0, set()

@@ -151,6 +151,7 @@ def test_no_type_of_numpys_but_numbers_and_strings_is_made(path, code, tag):
     refused(path, r"last\.ckpt' holds something that this release of core can't read: .*numbers or strings in native")
 
 
+@pytest.mark.slow
 def test_the_command_lives(path):
     """An object array is made of pointers: of the author's choice, here."""
     save(path, {"x": np.float64(0.5)})

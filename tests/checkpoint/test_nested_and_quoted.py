@@ -23,6 +23,7 @@ def test_a_nested_tensor_is_refused_by_its_path(tmp_path, io, layout):
         fabric.save(tmp_path / "c", {"inputs": nested})
 
 
+@pytest.mark.slow
 def test_a_file_with_a_jagged_tensor_is_inspected(tmp_path):
     path = tmp_path / "jagged.pt"
     torch.save({"x": torch.nested.nested_tensor([torch.ones(2), torch.ones(4)], layout=torch.jagged)}, path)

@@ -48,7 +48,7 @@ def equal(one, other):
     return one == other and type(one) is type(other)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(states)
 def test_whatever_is_accepted_comes_back(state):
     buffer = io.BytesIO()

@@ -141,6 +141,7 @@ def test_a_remover_may_die_at_any_moment(tmp_path):
     assert names(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_living_writers_file_is_not_swept(tmp_path):
     """While one saves slowly, another saves to the same path: neither loses its file, and the last one counts."""
     path = tmp_path / "last.ckpt"

@@ -186,7 +186,7 @@ class AcmeIndex(Acme):
 
 def test_forms_of_a_plugin(core_cli, tmp_path):
     entry_points = "[core.checkpoint_ios]\nacme = core_acme:Acme\nacme_index = core_acme:AcmeIndex\n"
-    core_cli.install("core-acme", entry_points, requires=("core>=0.1",), modules={"core_acme": ACME})
+    core_cli.install("core-acme", entry_points, requires=("core-training>=0.1",), modules={"core_acme": ACME})
     torch.save({"model": {"bias": torch.ones(2)}}, tmp_path / "last.pt")
 
     def convert(*arguments):

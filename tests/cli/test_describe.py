@@ -135,4 +135,4 @@ def test_a_plugin_that_cannot_be_imported(core_cli):
 
 
 def test_the_kind_has_its_article(core_cli):
-    assert core_cli("describe", "cpu").stdout.startswith("cpu: an accelerator of core ")
+    assert core_cli("describe", "cpu").stdout.startswith("cpu: an accelerator of core-training ")

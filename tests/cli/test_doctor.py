@@ -1,12 +1,16 @@
 import json
 import re
+import subprocess
+import sys
 from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
 import torch
 
+import core
 from core.cli.doctor import TESTED_TORCH, _tested
+from support.fake_distributions import make_distribution
 
 
 def findings_of(done):
@@ -24,7 +28,7 @@ def test_a_machine_in_order(core_cli):
     assert findings["gloo"]["state"] == "ok"
     assert findings["mpi"] == {"subject": "mpi", "state": "absent", "detail": "this torch was built without it"}
     assert findings["cluster local"]["state"] == "ok"
-    assert findings["plugin core"]["state"] == "ok"
+    assert findings["plugin core-training"]["state"] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,7 @@ def test_what_is_tested_is_what_the_environments_have(core_cli):
         (root / "constraints.txt").read_text(encoding="utf-8"),
         environments["testenv:torch-newest"]["deps"],
     ]
-    assert [re.search(r"torch==(\d+\.\d+)\.", text)[1] for text in pinned] == list(TESTED_TORCH)
+    assert [re.search(r"torch(?:{env:CORE_TORCH:)?==(\d+\.\d+)\.", text)[1] for text in pinned] == list(TESTED_TORCH)
     oldest = f'"torch>={TESTED_TORCH[0]}"'
     assert oldest in (root / "pyproject.toml").read_text(encoding="utf-8")
     finding = findings_of(core_cli("doctor", "--json"))["torch release"]
@@ -65,7 +69,7 @@ def test_the_report_fits(core_cli):
 
 
 def test_broken_things_are_named_and_counted(core_cli):
-    core_cli.install("core-old", "[core.strategies]\nold = core_old:S\n", requires=("core>=99",))
+    core_cli.install("core-old", "[core.strategies]\nold = core_old:S\n", requires=("core-training>=99",))
     core_cli.install("core-bad", "[core.strategies]\nbad = no target\n")
     core_cli.install(
         "core-card",
@@ -98,7 +102,7 @@ def test_broken_things_are_named_and_counted(core_cli):
     findings = findings_of(core_cli("doctor", "--json"))
     assert findings["accelerator card"]["detail"] == "the driver does not answer"
     assert findings["cluster exits"]["detail"] == "SystemExit: None"
-    assert "it requires core>=99" in findings["strategy old"]["detail"]
+    assert "it requires core-training>=99" in findings["strategy old"]["detail"]
     assert "its target is 'no target'" in findings["strategy bad"]["detail"]
 
 
@@ -125,6 +129,7 @@ def test_the_variables_in_force(core_cli):
     assert findings["accelerator mps"]["state"] == "note"
 
 
+@pytest.mark.slow
 def test_another_core_on_the_path(core_cli):
     (core_cli.packages.parent / "later" / "core").mkdir(parents=True)
     (core_cli.packages.parent / "later" / "core" / "__init__.py").touch()
@@ -149,3 +154,53 @@ def test_a_core_that_hides_this_one(core_cli):
     findings = findings_of(core_cli("doctor", "--json", PYTHONSAFEPATH="1"))
     assert "core.py hides the package" in findings["another core"]["detail"]
     assert findings["core"]["state"] == "ok"
+
+
+@pytest.mark.parametrize("name", ["core", "another"])
+def test_another_distribution_that_brings_a_core(core_cli, name):
+    info = core_cli.install(name, version="9.9")
+    if name != "core":
+        (info / "RECORD").write_text("another.py,,\ncore/__init__.py,,\n")
+    done = core_cli("doctor", "--json")
+    assert done.returncode == 1
+    finding = findings_of(done)["another core"]
+    assert finding["state"] == "broken"
+    assert finding["detail"].startswith(f"{name} 9.9 brings a package `core` too")
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_distribution_that_has_overwritten_this_core(tmp_path, is_removed):
+    """The first import of ours that runs says so: pip lets the files of two distributions mix, in any order."""
+    (tmp_path / "core").mkdir()
+    for path in Path(core.__file__).parent.iterdir():
+        (tmp_path / "core" / path.name).symlink_to(path)
+    (tmp_path / "core" / "__init__.py").unlink()
+    expected = "a distribution that is gone has overwritten or removed it"
+    if not is_removed:
+        (tmp_path / "core" / "__init__.py").write_text("Strategy = None\n")
+        info = make_distribution(tmp_path, "another", "9.9")
+        (info / "RECORD").write_text("core/__init__.py,,\n")
+        expected = "another 9.9 has overwritten or removed it"
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from core.strategies import SingleDeviceStrategy"
+    # Without site-packages, where the whole one is.
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert f"{tmp_path}/core/__init__.py is not core-training's: {expected}" in last
+
+
+@pytest.mark.parametrize(
+    ("file", "statement"),
+    [
+        ("core/__init__.py", "from core import Trainer"),
+        ("core/__init__.py", "from core.cli import main"),  # as the command `core` begins
+        ("core.py", "from core.callbacks import Callback"),
+    ],
+)
+def test_the_page_on_plugins_has_the_errors_of_another_core(tmp_path, file, statement):
+    """Python's own: none of our code runs where another `core` comes first."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    done = subprocess.run([sys.executable, "-c", statement], cwd=tmp_path, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1].replace(str(tmp_path), "/home/ada")
+    page = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
+    assert f"\n{last}\n" in page

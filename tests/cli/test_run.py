@@ -1,5 +1,6 @@
 import os
 import re
+import sys
 
 import pytest
 
@@ -30,6 +31,19 @@ def test_a_script_runs_once_a_device_with_its_own_arguments(tmp_path):
     assert done.stdout.splitlines()[-1] == "2 3.0 --devices 7 -m"
 
 
+@pytest.mark.parametrize("name", ["core/__init__.py", "core.py"])
+def test_a_folder_whose_own_core_hides_this_one(tmp_path, name):
+    """By the console script, which doesn't look into the current folder; its processes do."""
+    (tmp_path / "core").mkdir()
+    (tmp_path / name).touch()
+    (tmp_path / "train.py").write_text("print('ran')")
+    program = "import sys; from core.cli import main; sys.argv = ['core', 'run', '--devices', '1', 'train.py']; main()"
+    done = programs.run([sys.executable, "-P", "-c", program], cwd=tmp_path, timeout=100)
+    assert done.returncode == 2
+    assert f"{tmp_path / name} hides the package `core` from processes that start in {tmp_path}" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_failed_rank_is_named_in_a_line(tmp_path):
     (tmp_path / "fails.py").write_text("raise SystemExit(3)")
     done = core_run(tmp_path, "--devices", "1", "fails.py")
@@ -37,6 +51,7 @@ def test_a_failed_rank_is_named_in_a_line(tmp_path):
     assert re.fullmatch(r"core run: Rank 0 \(pid \d+\) exited with code 3.*\n", done.stderr)
 
 
+@pytest.mark.slow
 def test_other_devices_in_the_script_are_refused_with_its_own_options(tmp_path):
     (tmp_path / "train.py").write_text("from core import Fabric\nFabric(accelerator='cpu', devices=3)")
     done = core_run(tmp_path, "--devices", "1", "train.py")
@@ -99,6 +114,7 @@ def test_a_bug_takes_the_lines_that_it_takes_without(tmp_path, when, how):
     assert re.fullmatch(r"core run: Rank [01] \(pid \d+\) exited with code 1, and the run with it.", lines[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hook", "shown"), [("", "KeyError: 1"), ("sys.excepthook = print", "")])
 def test_an_error_is_shown_by_the_hook_that_the_script_has_set(tmp_path, hook, shown):
     (tmp_path / "bug.py").write_text(f"import sys\n{hook}\nraise KeyError(1)")

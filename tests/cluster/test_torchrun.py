@@ -115,6 +115,7 @@ Fabric(strategy="ddp", accelerator="cpu", devices=2).launch()
 """
 
 
+@pytest.mark.slow
 def test_what_torch_says_of_another_programs_port_is_not_the_last_of_it(tmp_path):
     (tmp_path / "script.py").write_text(ANOTHER_PROGRAM)
     done = programs.run([sys.executable, "script.py"], cwd=tmp_path, timeout=100)

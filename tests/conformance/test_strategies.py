@@ -2,8 +2,12 @@
 
 import pytest
 
-from core_testing.builtin import TestSingleDevice
-
-__all__ = ["TestSingleDevice"]
+from core_testing import builtin
 
 pytestmark = pytest.mark.numbers
+
+
+class TestSingleDevice(builtin.TestSingleDevice):
+    """Its script is forked: that of core-ddp's suite starts as a user's does."""
+
+    new_interpreter = False

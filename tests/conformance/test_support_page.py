@@ -26,17 +26,16 @@ def test_the_page_tells_of_every_alias():
     assert not missing, f"python tests/conformance/write_support.py PACKAGE runs the kit on these: {missing}"
 
 
-def written(folder, *sources):
+def written(folder, *sources, root):
     (folder / "support.md").touch()
     command = [sys.executable, HERE / "write_support.py", "--page", folder / "support.md"]
-    subprocess.run([*command, "--records", folder / "support.json", *map(str, sources)], check=True)
+    subprocess.run([*command, "--root", root, *map(str, sources)], check=True)
     return (folder / "support.md").read_text()
 
 
 def test_the_page_is_what_its_records_say(tmp_path):
-    shutil.copy(HERE / "support.json", tmp_path)
     shutil.copy(PAGE, tmp_path)
-    assert written(tmp_path) == PAGE.read_text(), "run tests/conformance/write_support.py"
+    assert written(tmp_path, root=HERE.parents[1]) == PAGE.read_text(), "run tests/conformance/write_support.py"
 
 
 def test_the_page_is_made_of_reports(tmp_path):
@@ -46,13 +45,13 @@ def test_the_page_is_made_of_reports(tmp_path):
     def suite(kind, alias, ground, tests, **capabilities):
         return {
             **{"kind": kind, "alias": alias, "provider": "core-acme", "ground": ground, "tests": tests},
-            "capabilities": capabilities,
+            **{"capabilities": capabilities, "version": "1.0"},
         }
 
     def report(name, date, *suites):
         path = tmp_path / name
         versions = {"core": "1.0", "torch": "3.0"}
-        path.write_text(json.dumps({"date": date, "versions": versions, "suites": suites}))
+        path.write_text(json.dumps({"date": date, "versions": versions, "files": {}, "suites": suites}))
         return path
 
     trained, left_out = test("test_training_equals_one_device[adam]", "passed"), test("test_trains", "skipped")
@@ -68,7 +67,7 @@ def test_the_page_is_made_of_reports(tmp_path):
         suite("accelerator", "mps", "mps", [test("test_detects", "passed"), test("test_computes", "skipped")]),
         suite("cluster environment", "acme", "simulated", [test("test_knows_its_place", "passed")]),
     )
-    text = written(tmp_path, first)
+    text = written(tmp_path, first, root=tmp_path)
     assert "- 2026-01-31: core 1.0, torch 3.0" in text
     row = "| `acme` | core-acme | hardware: cuda | 1 of 2, **1 failed** | | `SEVERAL_MODULES` **fails** |"
     assert row in text
@@ -81,7 +80,7 @@ def test_the_page_is_made_of_reports(tmp_path):
 
     again = suite("strategy", "acme_slow", "simulated", [test("test_trains", "passed")])
     proven = suite("strategy", "acme", "cuda", [trained], SEVERAL_MODULES="proven")
-    text = written(tmp_path, report("second.json", "2026-02-01", proven, again))
+    text = written(tmp_path, report("second.json", "2026-02-01", proven, again), root=tmp_path)
     assert "| `acme` | core-acme | hardware: cuda | 1 of 1 | S | |" in text, "the newest result counts"
     assert "Proven: S `SEVERAL_MODULES`." in text
     assert "| `acme_fast` | core-acme | CPU | 1 of 2, 1 known to fail |" in text, "others stay"
@@ -90,4 +89,4 @@ def test_the_page_is_made_of_reports(tmp_path):
 
     day = tmp_path / "report.json"
     day.write_text(json.dumps({"small": False, "kit": [json.loads((tmp_path / "second.json").read_text())]}))
-    assert written(tmp_path, day) == text, "a report of benchmarks/gpu.py has those of the kit in it"
+    assert written(tmp_path, day, root=tmp_path) == text, "a report of benchmarks/gpu.py has those of the kit in it"

@@ -1,4 +1,4 @@
-"""Runs the conformance kit, and writes its results so far into docs/support.md, between two marks.
+"""Runs the conformance kit, keeps its results in the packages' cards, and writes these into docs/support.md.
 
     python tests/conformance/write_support.py core-ddp core-hpu   # on this machine; what has a simulator, on that
     python tests/conformance/write_support.py core-ddp:ddp_fork   # or one plugin of a package
@@ -6,8 +6,8 @@
     python tests/conformance/write_support.py report.json         # what `benchmarks/gpu.py` wrote there
     python tests/conformance/write_support.py                     # nothing new: the page as its records are
 
-Each plugin's newest result, on each kind of device, is kept in tests/conformance/support.json. A run replaces the rows
-of what it has tested, and leaves the others, with the date on which they were found.
+Each plugin's newest result, on each kind of device, is kept in the card of its package. A run replaces the results of
+what it has tested, and leaves the others, with the date on which they were found.
 """
 
 import argparse
@@ -17,8 +17,11 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from collections import Counter, defaultdict
+from collections import defaultdict
+from itertools import chain, groupby
 from pathlib import Path
+
+from core_testing.cli.card import results_of, write
 
 ROOT = Path(__file__).parents[2]
 KINDS = {
@@ -51,9 +54,6 @@ def _read_facts():
 
 SIMULATORS, STAND_INS, NEEDS_HARDWARE = _read_facts()
 
-# Tests that show that a device is there; the others pass without one too.
-DEVICE_TESTS = ("test_computes", "test_computes_in_its_format", "test_trains", "test_training_equals_one_device")
-
 HEAD = """\
 The [conformance kit](conformance.md) has found these results. "Tests" are those that passed, of those that ran;
 `core check ALIAS` runs them on your machine.
@@ -80,44 +80,15 @@ def check(name):
     return json.loads(done.stdout)
 
 
-def records_of(report):
-    """The results of each plugin in a report, as they are kept."""
-    seen = set()
-    for suite in report["suites"]:
-        key = (suite["kind"], suite["alias"], suite["provider"], suite["ground"])
-        if key in seen:  # a package's first suite of an alias is the one of its defaults
-            continue
-        seen.add(key)
-        outcomes = Counter(test["outcome"] for test in suite["tests"])
-        names = {test["name"].partition("[")[0] for test in suite["tests"] if test["outcome"] != "skipped"}
-        yield {
-            **{key: suite[key] for key in ("kind", "alias", "provider", "ground")},
-            "date": report["date"],
-            "versions": report["versions"],
-            "outcomes": {outcome: outcomes[outcome] for outcome in ("passed", "failed", "xfailed")},
-            # A smoke test of a preset has no such test, not even one that is skipped.
-            "is_whole": any(test["name"].startswith("test_training_equals_one_device") for test in suite["tests"]),
-            "met_device": not names.isdisjoint(DEVICE_TESTS),
-            "capabilities": suite["capabilities"],
-            "failures": [
-                [test["outcome"], test["reason"].partition("\n")[0], test["name"]]
-                for test in suite["tests"]
-                if test["outcome"] in OUTCOMES
-            ],
-        }
+def card_of(package, root):
+    """Where the card of a distribution of ours lies."""
+    name = package.removeprefix("core-")
+    return root / "core" / "card.json" if name == "training" else root / f"plugins/{name}/core_{name}/card.json"
 
 
-def merged(kept, found):
-    """The newest record of each plugin on each kind of device, in the order in which they first came.
-
-    One that ran on no device gives way to one that did.
-    """
-    newest = {}
-    for record in [*kept, *found]:
-        key = tuple(record[name] for name in ("kind", "alias", "provider", "ground"))
-        newest[key] = record
-    met = {key[:3] for key, record in newest.items() if any(record["outcomes"].values())}
-    return [record for key, record in newest.items() if any(record["outcomes"].values()) or key[:3] not in met]
+def cards_below(root):
+    """All of them, core's first."""
+    return [*root.glob("core/card.json"), *sorted(root.glob("plugins/*/core_*/card.json"))]
 
 
 def state_of(record):
@@ -249,17 +220,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="*", metavar="PACKAGE | PACKAGE:ALIAS | REPORT.json")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "support.md")
-    parser.add_argument("--records", type=Path, default=Path(__file__).with_name("support.json"))
+    parser.add_argument("--root", type=Path, default=ROOT, help="the folder that holds core and plugins")
     arguments = parser.parse_args()
-    records = json.loads(arguments.records.read_text()) if arguments.records.exists() else []
     for source in arguments.sources:
         report = json.loads(Path(source).read_text()) if source.endswith(".json") else check(source)
         if report.get("small"):
             sys.exit(f"{source} is of a run on a CPU, which leaves most tests out.")
         for each in report.get("kit", [report]):  # one of `benchmarks/gpu.py` has several
-            records = merged(records, records_of(each))
-        lines = ",\n".join(json.dumps(record) for record in records)
-        arguments.records.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+            for package, found in groupby(results_of(each), lambda result: result["provider"]):
+                write(card_of(package, arguments.root), found)
+    cards = [json.loads(path.read_text(encoding="utf-8"))["results"] for path in cards_below(arguments.root)]
+    records = list(chain.from_iterable(cards))
     before, _, rest = arguments.page.read_text(encoding="utf-8").partition(BEGIN)
     reports = "\n".join([BEGIN, *page(records)]).rstrip() + f"\n{END}"
     arguments.page.write_text(before + reports + rest.partition(END)[2], encoding="utf-8")

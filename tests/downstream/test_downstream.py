@@ -17,7 +17,10 @@ from core_testing import programs
 
 HERE = Path(__file__).parent
 DISTRIBUTIONS = sorted(path.parent.name for path in HERE.glob("*/pyproject.toml"))
-ALIASES = {"flat-ddp": "flat_ddp", "local-sgd": "local_sgd", "sim-device": "sim_parallel"}
+PACKAGES = {path.parents[1].name: path.parent.name for path in HERE.glob("*/*/__init__.py")}
+ALIASES = {"diloco": "diloco", "flat-ddp": "flat_ddp", "local-sgd": "local_sgd", "sim-device": "sim_parallel"}
+# `sim-device` and `diloco` have whole suites, of strategies that equal one device and that may differ.
+SHORT = {"flat-ddp": "TestFlatDDPFork", "local-sgd": "TestNowAndThen"}
 TIMEOUT_S = 900
 
 run_interpreter = partial(subprocess.run, capture_output=True, text=True)
@@ -54,33 +57,46 @@ def own_tests(installed, tmp_path):
 
     def run_file(name, file):
         folder = shutil.copytree(HERE / name, tmp_path / name)
-        package = name.replace("-", "_")
-        shutil.rmtree(folder / package)  # what is tested is what was installed
+        shutil.rmtree(folder / PACKAGES[name])  # what is tested is what was installed
         command = (*programs.PYTEST, "-q", "-p", "no:cacheprovider", f"tests/{file}")
         return run(folder, *command, begin=programs.run, PYTHONPATH=python_path(installed))
 
     return run_file
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "flat-ddp" else [pytest.mark.slow]) for name in DISTRIBUTIONS]
+)
 def test_it_trains_as_its_authors_say(own_tests, name):
     if name == "sim-device" and not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch can't have a device in Python")
     assert re.search(r"[1-9]\d* passed", own_tests(name, "test_training.py"))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_it_passes_the_conformance_kit(own_tests, name):
-    assert re.search(r"[1-9]\d\d? passed", own_tests(name, "test_conformance.py"))
+@pytest.mark.parametrize(
+    ("name", "suites"),
+    [
+        *(
+            pytest.param(name, "", marks=pytest.mark.exhaustive if name in SHORT else pytest.mark.slow, id=name)
+            for name in DISTRIBUTIONS
+        ),
+        *(
+            pytest.param(name, f"::{suite}", marks=pytest.mark.slow, id=f"{name} in short")
+            for name, suite in SHORT.items()
+        ),
+    ],
+)
+def test_it_passes_the_conformance_kit(own_tests, name, suites):
+    assert re.search(r"[1-9]\d\d? passed", own_tests(name, f"test_conformance.py{suites}"))
 
 
 def test_they_are_listed(installed):
     listed = run(installed, sys.executable, "-m", "core", "list-strategies", PYTHONPATH=python_path(installed))
     rows = [line.split() for line in listed.splitlines()]
     for name, alias in ALIASES.items():
-        assert [row[-1] for row in rows if row[:1] == [alias] and name in row] == ["ok"]
+        distribution = PACKAGES[name].replace("_", "-")
+        assert [row[-1] for row in rows if row[:1] == [alias] and distribution in row] == ["ok"]
 
 
 @pytest.mark.parametrize("path", sorted(HERE.glob("*/**/*.py")), ids=lambda path: str(path.relative_to(HERE)))
@@ -101,6 +117,7 @@ def imported_names(path):
         else:
             continue
         for module, name in names:
-            if module.split(".")[0] == "core" or module.startswith("core_"):
+            top = module.split(".")[0]
+            if top not in PACKAGES.values() and (top == "core" or top.startswith("core_")):
                 assert name is not None, f"{path}: write `from {module} import ...`"
                 yield module, name

@@ -135,7 +135,11 @@ def test_a_fragment_is_python(block):
     ast.parse(block.text)
 
 
-@pytest.mark.parametrize("block", COMMANDS, ids=str)
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, marks=[pytest.mark.slow] * ("core check" in block.text)) for block in COMMANDS],
+    ids=str,
+)
 def test_a_command_prints_what_stands_below_it(block, tmp_path):
     """Lines that are left out are shown as dots; columns are as wide as what else is installed needs."""
     first, *shown = block.text.splitlines()

@@ -38,6 +38,7 @@ def missing(command):
     return [name for library in command.split() for name in LIBRARIES.get(library, ()) if not find_spec(name)]
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 def test_a_reader_who_follows_the_page_succeeds(tmp_path):
     """Up to the exports, which import libraries of several seconds."""

@@ -28,7 +28,9 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    "end", [pytest.param(end, marks=[] if end == "of a global" else [pytest.mark.slow]) for end in ENDS]
+)
 def test_a_save_that_fails_at_the_end_gives_the_process_another_code_than_0(tmp_path, end):
     (tmp_path / "file").write_text("")
     (tmp_path / "script.py").write_text(SCRIPT + ENDS[end])

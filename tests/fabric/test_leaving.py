@@ -59,6 +59,7 @@ Fabric(strategy=ParallelStrategy(process_group_backend="queued"), accelerator="c
 """
 
 
+@pytest.mark.slow
 def test_an_error_that_ends_a_program_does_not_wait_either(told):
     """In an interpreter of its own: how that ends is the point."""
     environment = os.environ | {"PYTHONPATH": os.path.dirname(queued_group.__file__)}

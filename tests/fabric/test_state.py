@@ -307,6 +307,17 @@ def test_all_differences_are_told_at_once(tmp_path):
     assert torch.equal(model.state_dict()["last.weight"], before["last.weight"])
 
 
+class Count:
+    def __init__(self):
+        self.num = 1
+
+    def state_dict(self):
+        return {"num": self.num}
+
+    def load_state_dict(self, state):
+        self.num = state["num"]
+
+
 @pytest.mark.parametrize("plugin", ["torch", "distributed"])
 @pytest.mark.parametrize("wrong", [7, [1]], ids=str)
 @pytest.mark.parametrize(
@@ -321,6 +332,8 @@ def test_all_differences_are_told_at_once(tmp_path):
         (("model", "weight"), "a tensor"),
         (("norm",), "a dict, the state of BatchNorm1d,"),
         (("norm", "weight"), "a tensor"),
+        (("norm", "running_mean"), "a tensor"),
+        (("count",), "a dict, the state of Count,"),
         (("averages",), "a dict of tensors or states"),
         (("averages", "ema"), "a dict of tensors or states"),
         (("averages", "ema", "weight"), "a tensor"),
@@ -331,7 +344,8 @@ def test_a_number_in_the_place_of_tensors_is_told_before_anything_is_loaded(tmp_
         net = nn.Linear(2, 1)
         model, optimizer = fabric.setup(net, torch.optim.Adam(net.parameters()))
         averages = {"ema": {"weight": torch.ones(3)}, "decay": 0.9}
-        return {"model": model, "optimizer": optimizer, "norm": nn.BatchNorm1d(2), "averages": averages}
+        norm = nn.BatchNorm1d(2)
+        return {"model": model, "optimizer": optimizer, "norm": norm, "averages": averages, "count": Count()}
 
     fabric = Fabric(accelerator="cpu", plugins=plugin)
     saved = state()
@@ -352,6 +366,66 @@ def test_a_number_in_the_place_of_tensors_is_told_before_anything_is_loaded(tmp_
     assert f"has {kind} {wrong!r} at {shown}, where {expected} was expected" in str(caught.value)
     assert torch.equal(target["model"].weight, before)
     assert torch.equal(target["averages"]["ema"]["weight"], torch.ones(3))
+
+
+@pytest.mark.parametrize("plugin", ["torch", "distributed"])
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        (
+            "count",
+            {"n": 2},
+            "state['count'], where a state of Count (its load_state_dict raised KeyError: 'num')",
+        ),
+        ("nested", [{"n": 2}], "has dict {'n': 2} at state['nested'][0], where a state of Count"),
+        ("metric", {"total": torch.tensor([1, 2])}, "Of another shape are 'total', (2,) saved and (3,) here."),
+        ("metric", {}, "does not fit Metric.\nThe checkpoint lacks 'total'."),
+        (
+            "metric",
+            {"total": torch.ones(3) / 2},
+            "state['metric']['total'], where a tensor of torch.int64 was",
+        ),
+    ],
+)
+def test_what_an_object_of_ones_own_cannot_take_is_told(tmp_path, plugin, name, wrong, message):
+    class Metric(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3, dtype=torch.int64))
+
+    fabric = Fabric(accelerator="cpu", plugins=plugin)
+    fabric.save(tmp_path / "wrong.ckpt", {name: wrong})
+    target = {"count": Count(), "nested": [Count()], "metric": Metric()}
+    with pytest.raises(CheckpointError) as caught:
+        fabric.load(tmp_path / "wrong.ckpt", {name: target[name]})
+    assert message in str(caught.value)
+
+
+def test_a_module_that_was_not_set_up_may_have_other_names(tmp_path):
+    fabric = Fabric(accelerator="cpu")
+    fabric.save(tmp_path / "run.ckpt", {"layer": {"weight": torch.tensor([[3.0]]), "scale": torch.ones(1)}})
+    layer = nn.Linear(1, 1)
+    fabric.load(tmp_path / "run.ckpt", {"layer": layer}, strict=False)
+    assert layer.weight == 3
+
+
+@pytest.mark.parametrize("plugin", ["torch", "distributed"])
+def test_moments_without_their_step_are_told_before_anything_is_loaded(tmp_path, plugin):
+    fabric = Fabric(accelerator="cpu", plugins=plugin)
+    net = nn.Linear(2, 1)
+    model, optimizer = fabric.setup(net, torch.optim.Adam(net.parameters()))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    before = model.weight.clone()
+    fabric.save(tmp_path / "right.ckpt", {"model": model, "optimizer": optimizer})
+    changed = fabric.load(tmp_path / "right.ckpt")
+    changed["model"]["weight"] += 1
+    del changed["optimizer"]["state"]["weight"]["step"]
+    fabric.save(tmp_path / "wrong.ckpt", changed)
+    message = r"has list \['exp_avg', 'exp_avg_sq'\] at state\['optimizer'\]\['state'\]\['weight'\], where 'step', too,"
+    with pytest.raises(CheckpointError, match=message):
+        fabric.load(tmp_path / "wrong.ckpt", {"model": model, "optimizer": optimizer})
+    assert torch.equal(model.weight, before)
 
 
 def test_a_number_in_the_place_of_a_raw_weight_is_told(tmp_path):

@@ -99,6 +99,7 @@ def test_an_exception_ends_the_others_and_is_named(program, own_temporary_direct
     assert not left_in(own_temporary_directory)
 
 
+@pytest.mark.slow
 def test_a_cause_that_takes_long_to_end_is_named_before_its_effects(program):
     done = program("""
         import threading
@@ -324,6 +325,7 @@ def test_spawn_from_a_program_without_a_file_is_refused(program):
     assert 'pass strategy="good_alias"' in done.errors
 
 
+@pytest.mark.slow
 def test_fork_works_without_a_file(program):
     source = "from helpers import *\nprint(connected(MultiprocessingLauncher('fork')).launch(lambda: 'done'))\n"
     done = program("", command=[sys.executable, "-c", source]).finish()
@@ -368,7 +370,7 @@ def test_a_worker_that_launches_is_refused(program):
     assert "a process that multiprocessing made, and it can't launch processes of its own" in done.errors
 
 
-@pytest.mark.parametrize("method", ["forkserver", "fork"])
+@pytest.mark.parametrize("method", [pytest.param("forkserver", marks=pytest.mark.slow), "fork"])
 def test_a_rank_that_leaves_with_code_0_is_a_failure(program, own_temporary_directory, method):
     done = program(
         """

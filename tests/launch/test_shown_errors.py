@@ -187,7 +187,7 @@ done = make().fit(Wrong(), data())"""
 def test_the_environment_asks_for_all_frames(show):
     source, cause = MISTAKES["a damaged checkpoint"]
     errors = show(source, full=True)
-    assert os.path.join("core", "checkpoint", "format", "verified_file.py") in errors
+    assert os.path.join("core", "checkpoint", "folder", "reader.py") in errors
     assert cause in errors
     assert len(errors.splitlines()) > 5 * MAX_LINES
 

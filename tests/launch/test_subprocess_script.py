@@ -300,6 +300,7 @@ def test_a_terminated_run_says_so(program, number, code, whole_group):
         assert "Traceback" not in done.errors
 
 
+@pytest.mark.slow
 def test_a_main_process_that_waits_for_a_rank_in_vain_can_be_terminated(program):
     """Its main thread is in a collective, where Python's signal handlers don't run."""
     running = program("""

@@ -13,6 +13,7 @@ from core.contract.errors import (
 )
 from core.contract.kinds import KINDS
 from core.contract.spec import normalize_alias
+from core.registry.builtins import CORE
 from core.registry.known_names import OTHER_NAMES
 from core.registry.known_plugins import known_aliases
 from support.fake_distributions import make_distribution
@@ -96,7 +97,7 @@ def test_one_provider_that_offers_an_alias_twice(site, registry, second):
 def test_an_incompatible_rival_is_still_a_rival(site, registry):
     """Else the alias would change hands with the next release of core, without a word."""
     install(site, "core-acme")
-    install(site, "core-bolt", requires=["core>=999"])
+    install(site, "core-bolt", requires=["core-training>=999"])
     with pytest.raises(AliasConflictError, match=r"core-acme 1.0 and by core-bolt 1.0"):
         registry().spec("acme")
 
@@ -111,18 +112,18 @@ def test_to_block_one_of_two_providers_chooses_the_other(site, registry, monkeyp
 # The aliases of built-ins, and of well-known plugins.
 
 
-@pytest.mark.parametrize("requires", [[], ["core>=999"]])
+@pytest.mark.parametrize("requires", [[], ["core-training>=999"]])
 def test_a_built_in_cannot_be_taken_over(site, registry, requires):
     install(site, "core-evil", alias="cpu", group="core.accelerators", requires=requires)
     accelerators = registry("accelerator")
-    assert accelerators.spec("cpu").provider == "core"
-    assert accelerators.spec("core:cpu").provider == "core"
+    assert accelerators.spec("cpu").provider == CORE
+    assert accelerators.spec("core-training:cpu").provider == CORE
 
 
 def test_who_names_the_provider_gets_it_though_the_alias_is_reserved(site, registry):
     install(site, "core-evil", alias="csv")
     loggers = registry()
-    assert loggers.spec("csv").provider == "core"
+    assert loggers.spec("csv").provider == CORE
     assert loggers.get("core-evil:csv").__module__ == "core_evil"
 
 
@@ -234,7 +235,7 @@ def test_names_of_other_libraries_lead_to_names_that_there_are():
 
 def test_a_damaged_owner_is_named_instead_of_an_install_hint(site, registry):
     make_distribution(site, "core-ddp", entry_points_text=b"[core.strategies]\nddp = core_ddp:\xff\n")
-    with pytest.raises(UnknownAliasError, match="Part of core-ddp is there, but its metadata can't be read: Unicode"):
+    with pytest.raises(UnknownAliasError, match=r"Part of core-ddp is there, but .* can't be read: Unicode"):
         registry("strategy").get("ddp")
 
 
@@ -281,7 +282,10 @@ def test_many_aliases_are_not_all_listed(site, registry):
 # Offered, and yet not to be had.
 
 
-@pytest.mark.parametrize("requirement", ["core>=999", "core <0.0.1", "core==0.0.*; python_version >= '3'", "core>>1"])
+@pytest.mark.parametrize(
+    "requirement",
+    ["core-training>=999", "core-training <0.0.1", "core-training==0.0.*; python_version >= '3'", "core-training>>1"],
+)
 def test_excluded_by_its_own_requirement_and_not_imported(site, registry, requirement):
     install(site, "core-acme", requires=["torch", requirement], source="raise AssertionError('imported')")
     loggers = registry()
@@ -295,7 +299,14 @@ def test_excluded_by_its_own_requirement_and_not_imported(site, registry, requir
 
 @pytest.mark.parametrize(
     "requirement",
-    ["core", "core>=0.0.1", "core>=999; python_version < '3'", 'core>=999; extra == "new"', "core-more>=999"],
+    [
+        "core-training",
+        "core-training>=0.0.1",
+        "core-training>=999; python_version < '3'",
+        'core-training>=999; extra == "new"',
+        "core-training-more>=999",
+        "core>=999",
+    ],
 )
 def test_requirements_that_exclude_nothing(site, registry, requirement):
     install(site, "core-acme", requires=[requirement])
@@ -304,10 +315,12 @@ def test_requirements_that_exclude_nothing(site, registry, requirement):
 
 def test_a_development_release_counts_as_the_release_that_it_becomes(site, registry, monkeypatch):
     monkeypatch.setattr("core.registry.manager.__version__", "0.2.dev3+local")
-    install(site, "core-acme", alias="newer", requires=["core>=0.2,<0.3"])
-    install(site, "core-bolt", alias="older", requires=["core<0.2"])
+    install(site, "core-acme", alias="newer", requires=["core-training>=0.2,<0.3"])
+    install(site, "core-bolt", alias="older", requires=["core-training<0.2"])
     assert "newer" in registry()
-    with pytest.raises(IncompatiblePluginError, match=r"requires core<0.2, and this is core 0.2.dev3"):
+    with pytest.raises(
+        IncompatiblePluginError, match=r"requires core-training<0.2, and this is core-training 0.2.dev3"
+    ):
         registry().spec("older")
 
 

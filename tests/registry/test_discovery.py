@@ -46,7 +46,7 @@ def test_a_provider_is_read_from_its_metadata(site):
         [console_scripts]
         acme = core_acme:main
         """,
-        requires=["core>=0.1", "core-other>=7", "torch", 'Core[testing]; extra == "test"'],
+        requires=["core-training>=0.1", "core-other>=7", "torch", 'Core_Training[testing]; extra == "test"'],
         summary="All of Acme",
     )
     found = scan()
@@ -54,7 +54,7 @@ def test_a_provider_is_read_from_its_metadata(site):
     assert found.problems == ()
     assert (provider.name, provider.version, provider.summary) == ("core-acme", "1.2", "All of Acme")
     assert provider.location == str(site)
-    assert provider.requires == ("core>=0.1", 'Core[testing]; extra == "test"')
+    assert provider.requires == ("core-training>=0.1", 'Core_Training[testing]; extra == "test"')
     assert [(spec.kind, spec.alias, spec.target) for spec in provider.specs] == [
         ("logger", "acme_fast", "core_acme:Fast"),
         ("strategy", "acme", "core_acme.strategy:Acme"),
@@ -98,11 +98,13 @@ def test_others_cost_the_pass_no_call_of_core(site):
     assert names(scan()) == ["core-good"]
 
 
-def test_what_is_wrong_with_another_distribution_is_told(site):
+def test_damaged_entry_points_of_another_distribution_are_told(site):
+    """torch can't be imported while there are any."""
     make_distribution(site, "numerics", folder="~umerics-1.0.dist-info")
     make_distribution(site, "huge", entry_points_text=b"[x]\n" + b"a = b:c\n" * 200_000)
     make_distribution(site, "orphan", entry_points_text="a = b:c\n[x]\n")
-    assert sorted(problem.source for problem in scan().problems) == ["huge", "orphan", "~umerics"]
+    make_distribution(site, "torn", entry_points_text=b"[x]\n\xff\xfe = b:c\n", metadata=False)
+    assert sorted(problem.source for problem in scan().problems) == ["huge", "orphan", "torn"]
 
 
 def test_the_pass_is_cached_until_it_is_refreshed(site):
@@ -112,34 +114,32 @@ def test_the_pass_is_cached_until_it_is_refreshed(site):
     assert names(scan()) == ["core-good"]
 
 
-def test_a_malformed_line_costs_itself_only(site):
+@pytest.mark.parametrize(
+    ("text", "number", "line"),
+    [
+        ("[core.loggers]\none = core_bad:One\nthis is no line\ntwo = core_bad:Two\n", 3, "this is no line"),
+        ("orphan = a:b\n[core.loggers]\n", 1, "orphan = a:b"),
+        ("[core.loggers\ngood = a:b\n", 1, "[core.loggers"),
+        ("[ x ]\n\n= value\n", 3, "= value"),
+        (GOOD + "x" * 10_000 + "\n" + "junk\n" * 100, 3, "x" * 99),
+    ],
+)
+def test_a_malformed_line_costs_its_own_distribution_only(site, text, number, line):
     make_distribution(site, "core-good", entry_points_text=GOOD)
-    make_distribution(
-        site, "core-bad", entry_points_text="[core.loggers]\none = core_bad:One\nthis is no line\ntwo = core_bad:Two\n"
-    )
-    found = scan()
-    assert names(found) == ["core-bad", "core-good"]
-    assert [spec.alias for spec in found.providers[0].specs] == ["one", "two"]
-    assert problem(found, "core-bad").detail.startswith(
-        "line 3 of entry_points.txt is 'this is no line', where 'name = value' was expected. "
-        "Try `pip install --force-reinstall core-bad`"
-    )
-
-
-@pytest.mark.parametrize("text", ["orphan = a:b\n[core.loggers]\n", "[core.loggers\ngood = a:b\n", "[x]\n= value\n"])
-def test_other_malformed_lines(site, text):
-    make_distribution(site, "core-good", entry_points_text=GOOD)
-    make_distribution(site, "anything", entry_points_text=text)
+    folder = make_distribution(site, "core-bad", entry_points_text=text)
     found = scan()
     assert names(found) == ["core-good"]
-    assert {problem.source for problem in found.problems} == {"anything"}
+    assert problem(found, "core-bad").detail == (
+        f"{folder} can't be read: ValueError: line {number} of entry_points.txt is {line!r}, and not [group] or "
+        "name = value. Install the package again, or delete that folder"
+    )
 
 
 @pytest.mark.parametrize("file", ["entry_points_text", "metadata"])
 def test_bytes_that_are_not_utf_8(site, file):
     make_distribution(site, "core-good", entry_points_text=GOOD)
-    damaged = {"entry_points_text": "[core.loggers]\nbad = core_bad:Bad\n", file: b"Name: core-bad\n\xff\xfe\n"}
-    make_distribution(site, "core-bad", **damaged)
+    texts = {"entry_points_text": b"[core.loggers]\nbad = core_bad:Bad\n", "metadata": b"Name: core-bad\n"}
+    make_distribution(site, "core-bad", **{**texts, file: texts[file] + b"\xff\xfe\n"})
     found = scan()
     assert names(found) == ["core-good"]
     assert "can't be read: UnicodeDecodeError" in problem(found, "core-bad").detail
@@ -151,17 +151,17 @@ def test_metadata_that_lacks_a_field(site, missing):
     make_distribution(site, "core-bad", entry_points_text=GOOD, metadata="\n".join(lines))
     found = scan()
     assert names(found) == []
-    assert f"METADATA has no {missing}" in problem(found, "core-bad").detail
+    assert f"{missing} ''" in problem(found, "core-bad").detail
 
 
-@pytest.mark.parametrize("entry_points", ["", GOOD])
-def test_a_dead_folder(site, entry_points):
+def test_a_dead_folder(site):
     make_distribution(site, "core-good", entry_points_text=GOOD)
-    dead = make_distribution(site, "core-dead", entry_points_text=entry_points, metadata=False)
+    dead = make_distribution(site, "core-dead", entry_points_text=GOOD, metadata=False)
     found = scan()
     assert names(found) == ["core-good"]
     assert problem(found, "core-dead").detail == (
-        f"the folder {dead} has no METADATA; delete it, or install the package again"
+        f"{dead} can't be read: ValueError: no package has the folder '{dead.name}', Name '' and Version ''. "
+        "Install the package again, or delete that folder"
     )
 
 
@@ -170,7 +170,7 @@ def test_what_pip_left_of_an_interrupted_uninstall(site):
     make_distribution(site, "core-good", "1.0", GOOD, folder="~ore_good-1.0.dist-info")
     found = scan()
     assert [(provider.name, provider.version) for provider in found.providers] == [("core-good", "2.0")]
-    assert "left over from an interrupted `pip uninstall`" in problem(found, "~ore-good").detail
+    assert "no package has the folder '~ore_good-1.0.dist-info'" in problem(found, "~ore-good").detail
 
 
 def test_a_leftover_is_no_provider_when_it_is_alone(site):
@@ -186,9 +186,7 @@ def test_the_first_copy_on_the_path_hides_the_others(site, tmp_path):
     assert [(provider.name, provider.version) for provider in found.providers] == [("core-good", "1.0")]
     hidden = problem(found, "core-good")
     assert hidden.shadowed
-    assert hidden.detail == (
-        f"2.0 in {tmp_path / 'later'} is hidden by 1.0 in {site}, which comes first on sys.path; uninstall one of them"
-    )
+    assert hidden.detail == f"2.0 in {tmp_path / 'later'} is hidden by 1.0 in {site}; uninstall one of them"
 
 
 def test_a_first_copy_that_offers_nothing_hides_one_that_does(site, tmp_path):
@@ -215,7 +213,7 @@ def test_of_two_versions_in_one_folder_the_higher_counts(site, versions):
         make_distribution(site, "core-good", version, GOOD)
     found = scan()
     assert [provider.version for provider in found.providers] == ["1.10"]
-    assert problem(found, "core-good").detail.startswith("1.9 is left over beside 1.10 in ")
+    assert problem(found, "core-good").detail == f"1.9 in {site} is hidden by 1.10 in {site}; uninstall one of them"
 
 
 @pytest.mark.parametrize("alias", ["with blank", "with:colon", "with,comma", *LOOK_ALIKES])
@@ -231,10 +229,10 @@ def test_an_alias_that_nobody_could_write(site, alias):
 @pytest.mark.parametrize(
     ("name", "version", "told"),
     [
-        ("core-\u0430cme", "1.0", r"METADATA has the Name 'core-\u0430cme', which no package can have"),
-        ("core-acme  1.0  ok", "1.0", "METADATA has the Name 'core-acme 1.0 ok', which"),
-        ("core-acme", "1.0\x1b[2K\rddp  ok", r"METADATA has the Version '1.0\x1b[2K\rddp  ok', which"),
-        ("core-acme", "1.0  ok", "METADATA has the Version '1.0 ok', which"),
+        ("core-\u0430cme", "1.0", r"Name 'core-\u0430cme' and"),
+        ("core-acme  1.0  ok", "1.0", "Name 'core-acme 1.0 ok' and"),
+        ("core-acme", "1.0\x1b[2K\rddp  ok", r"Version '1.0\x1b[2K\rddp  ok'."),
+        ("core-acme", "1.0  ok", "Version '1.0 ok'."),
     ],
 )
 def test_a_name_or_version_that_no_package_can_have(site, name, version, told):
@@ -262,7 +260,7 @@ def test_a_finder_that_raises_does_not_end_the_pass(site, monkeypatch):
 
 
 def test_a_distribution_cannot_pose_as_core(site):
-    make_distribution(site, "core", "9.9", "[core.loggers]\ncsv = core_evil:Evil\n")
+    make_distribution(site, "core-training", "9.9", "[core.loggers]\ncsv = core_evil:Evil\n")
     assert names(scan()) == []
 
 
@@ -271,9 +269,9 @@ def test_egg_info_of_older_tools(site):
     egg.mkdir()
     (egg / "PKG-INFO").write_text("Name: core-old\nVersion: 0.3\n")
     (egg / "entry_points.txt").write_text("[core.loggers]\nold = core_old:Old\n")
-    (egg / "requires.txt").write_text("core<0.1\ntorch\n")
+    (egg / "requires.txt").write_text("core-training<0.1\ntorch\n")
     (provider,) = scan().providers
-    assert (provider.name, provider.version, provider.requires) == ("core-old", "0.3", ("core<0.1",))
+    assert (provider.name, provider.version, provider.requires) == ("core-old", "0.3", ("core-training<0.1",))
 
 
 def test_a_distribution_in_a_zip_archive(site, tmp_path):
@@ -314,22 +312,9 @@ def test_what_is_no_file_is_not_waited_for(site, file, make, kind):
     assert f"{file}' is {kind}, where a file was expected" in problem(found, "core-bad").detail
 
 
-def test_requirements_of_older_tools_that_are_no_file(site):
-    egg = site / "core_old.egg-info"
-    egg.mkdir()
-    (egg / "PKG-INFO").write_text("Name: core-old\nVersion: 0.3\n")
-    (egg / "entry_points.txt").write_text("[core.loggers]\nold = core_old:Old\n")
-    os.mkfifo(egg / "requires.txt")
-    assert "requires.txt' is a pipe" in problem(scan(), "core-old").detail
-
-
 def test_junk_is_given_up(site):
     make_distribution(site, "core-good", entry_points_text=GOOD)
     make_distribution(site, "core-huge", entry_points_text=b"junk\n" * 10_000_000)
-    make_distribution(site, "core-bad", entry_points_text=GOOD + "junk\n" * 100 + "x" * 10_000 + "\n")
     found = scan()
-    assert names(found) == ["core-bad", "core-good"]
+    assert names(found) == ["core-good"]
     assert "has 50,000,000 bytes, where at most 1,048,576 were expected" in problem(found, "core-huge").detail
-    assert (
-        "is 'junk', where 'name = value' was expected, and 100 more lines are bad." in problem(found, "core-bad").detail
-    )

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from core.contract.kinds import KINDS
-from core.registry import HOOKS, PRELUDES, Status, listing
+from core.registry import CORE, HOOKS, PRELUDES, Status, listing
 from support.fake_distributions import make_distribution
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ def test_one_row_for_everything(site, tmp_path, manager, monkeypatch):
     install("core-fine", "fine = core_fine:Fine", summary="A fine logger")
     install("core-one", "both = core_one:One")
     install("core-two", "both = core_two:Two")
-    install("core-old", "old = core_old:Old", requires=["core<0.0.1"])
+    install("core-old", "old = core_old:Old", requires=["core-training<0.0.1"])
     install("core-bad", "bad = nothing to import")
     install("core-evil", "csv = core_evil:Evil")
     install("core-off", "off = core_off:Off")
@@ -27,7 +27,7 @@ def test_one_row_for_everything(site, tmp_path, manager, monkeypatch):
     sys.path.append(str(tmp_path / "later"))
     monkeypatch.setenv("CORE_DISABLE_PLUGINS", "core-off")
 
-    rows = [row for row in listing("logger", manager=manager()) if row.provider != "core"]
+    rows = [row for row in listing("logger", manager=manager()) if row.provider != CORE]
     assert [(row.alias, row.provider, row.status) for row in rows] == [
         ("bad", "core-bad", Status.BROKEN),
         ("both", "core-one", Status.CONFLICT),
@@ -43,7 +43,7 @@ def test_one_row_for_everything(site, tmp_path, manager, monkeypatch):
     assert details["both", "core-one"] == "also offered by core-two; 'core-one:both' chooses this one"
     assert details["csv", "core-evil"] == "the alias belongs to core"
     assert details["off", "core-off"] == "CORE_DISABLE_PLUGINS names 'core-off'"
-    assert details["old", "core-old"].startswith("it requires core<0.0.1, and this is core ")
+    assert details["old", "core-old"].startswith("it requires core-training<0.0.1, and this is core-training ")
     (fine,) = [row for row in rows if row.status is Status.OK]
     assert (fine.kind, fine.target, fine.version, fine.summary, fine.location, fine.detail) == (
         "logger",

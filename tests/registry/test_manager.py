@@ -118,7 +118,7 @@ def test_every_provider_is_a_plugin_with_its_name(acme, manager, monkeypatch, si
     monkeypatch.setenv("CORE_DISABLE_PLUGINS", "core-bolt")
     made = manager()
     plugins = dict(made.list_name_plugin())
-    assert set(plugins) == {"core", "core-acme", "core-bolt", "<in-process>"}
+    assert set(plugins) == {"core-training", "core-acme", "core-bolt", "<in-process>"}
     assert plugins["core-bolt"] is None
     assert repr(plugins["core-acme"]) == "<provider core-acme 1.0>"
     assert made.is_blocked("core-bolt")

@@ -138,9 +138,11 @@ def test_nor_when_its_alias_is_blocked(site, registry, monkeypatch):
 @pytest.mark.parametrize("override", [False, True])
 def test_a_built_in_is_never_replaced(registry, override):
     loggers = registry()
-    with pytest.raises(AliasConflictError, match=r"The logger 'csv' belongs to core .*, and a registration can't repl"):
+    with pytest.raises(
+        AliasConflictError, match=r"The logger 'csv' belongs to core-training .*, and a registration can't"
+    ):
         loggers.register("csv", Mine, override=override)
-    assert loggers.spec("csv").provider == "core"
+    assert loggers.spec("csv").provider == "core-training"
 
 
 @pytest.mark.parametrize("override", [False, True])
@@ -177,7 +179,7 @@ def test_only_registrations_can_be_removed(site, registry):
         "The logger 'acme' comes with core-acme 1.0, and only what this process has registered can be removed. "
         "CORE_DISABLE_PLUGINS=core-acme:acme leaves it out."
     )
-    with pytest.raises(ConfigurationError, match="comes with core "):
+    with pytest.raises(ConfigurationError, match="comes with core-training "):
         loggers.remove("csv")
 
 

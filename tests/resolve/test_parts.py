@@ -250,6 +250,7 @@ def test_an_environment_whose_import_does_nothing_costs_a_process_little_and_onc
     assert (tmp_path / "asked").read_text() == "x"
 
 
+@pytest.mark.slow
 def test_an_import_that_computes_or_reads_is_not_idle():
     end_s = time.monotonic() + 2.2
     with time_limit(60, 1.0):

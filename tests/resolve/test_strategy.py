@@ -24,7 +24,7 @@ def test_auto_with_one_device_is_single_device():
 
 def test_auto_with_several_devices_takes_the_parallel_one(register, monkeypatch):
     register("strategy", "many", ManyProcesses)
-    monkeypatch.setattr("core.resolve.strategy.DEFAULT_PARALLEL_STRATEGY", "many")
+    monkeypatch.setattr("core.resolve.strategy_choice.DEFAULT_PARALLEL_STRATEGY", "many")
     assert decision(resolve(accelerator="cpu", devices=2), "strategy").choice == "many"
     assert decision(resolve(accelerator="cpu", devices=2), "strategy").reason == "auto: 2 devices on 1 node"
 
@@ -38,7 +38,7 @@ def test_auto_in_a_notebook_takes_the_form_that_works_there(register, monkeypatc
 
     register("strategy", "many", NeedsAFile)
     register("strategy", "many_notebook", NeedsNone)
-    monkeypatch.setattr("core.resolve.strategy.DEFAULT_PARALLEL_STRATEGY", "many")
+    monkeypatch.setattr("core.resolve.strategy_choice.DEFAULT_PARALLEL_STRATEGY", "many")
     assert decision(resolve(accelerator="cpu", devices=2), "strategy").choice == "many"
     monkeypatch.setattr("builtins.__IPYTHON__", True, raising=False)
     chosen = decision(resolve(accelerator="cpu", devices=2), "strategy")
@@ -49,8 +49,8 @@ def test_auto_in_a_notebook_takes_the_form_that_works_there(register, monkeypatc
 
 def test_auto_with_several_devices_says_what_to_install(monkeypatch):
     alias = "not_installed"
-    monkeypatch.setattr("core.resolve.strategy.DEFAULT_PARALLEL_STRATEGY", alias)
-    monkeypatch.setattr("core.resolve.strategy.known_aliases", lambda kind: {alias: "core-acme"})
+    monkeypatch.setattr("core.resolve.strategy_choice.DEFAULT_PARALLEL_STRATEGY", alias)
+    monkeypatch.setattr("core.resolve.strategy_choice.known_aliases", lambda kind: {alias: "core-acme"})
     with pytest.raises(ConfigurationError) as caught:
         resolve(accelerator="cpu", devices=2)
     assert str(caught.value) == (
@@ -96,7 +96,7 @@ def test_by_alias_and_by_qualified_name(register):
     register("strategy", "custom", ManyDevices)
     assert type(resolve(accelerator="cpu", strategy="custom").strategy) is ManyDevices
     assert type(resolve(accelerator="cpu", strategy="<in-process>:custom").strategy) is ManyDevices
-    assert type(resolve(accelerator="cpu", strategy="core:single-device").strategy) is SingleDeviceStrategy
+    assert type(resolve(accelerator="cpu", strategy="core-training:single-device").strategy) is SingleDeviceStrategy
 
 
 def test_a_class_and_other_things():
@@ -174,8 +174,8 @@ def test_the_fingerprint_names_every_choice_that_ranks_must_share():
         *("accelerator", "cluster environment", "strategy", "precision", "checkpoint io", "core", "torch")
     }
     version = fingerprint["core"][2]
-    assert fingerprint["strategy"] == ("single_device", "core", version)
-    assert fingerprint["precision"] == ("32-true", "core", version)
+    assert fingerprint["strategy"] == ("single_device", "core-training", version)
+    assert fingerprint["precision"] == ("32-true", "core-training", version)
     assert fingerprint["torch"][2] == torch.__version__
     instance = resolve(strategy=SingleDeviceStrategy(), accelerator="cpu").strategy
     assert dict(fingerprint) == {entry[0]: entry[1:] for entry in instance.session.fingerprint}
@@ -186,7 +186,11 @@ def test_the_fingerprint_names_every_choice_that_ranks_must_share():
 def test_rank_0_logs_one_line(caplog):
     with caplog.at_level(logging.INFO, logger="core"):
         resolution = resolve(accelerator="cpu")
-    lines = [record.message for record in caplog.records if record.message.startswith("strategy single_device (core ")]
+    lines = [
+        record.message
+        for record in caplog.records
+        if record.message.startswith("strategy single_device (core-training ")
+    ]
     assert lines == [resolution.summary]
     for part in ("accelerator cpu", "devices 1 (index 0)", "nodes 1", "precision 32-true", "launcher in_place"):
         assert part in lines[0]

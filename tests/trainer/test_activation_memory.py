@@ -108,6 +108,7 @@ def test_losses_and_weights_are_bit_equal(way):
         assert max(module.saved) < min(expected.saved) / 2  # bytes that autograd keeps, seen by hooks around the step
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_compiled_as_one_graph():

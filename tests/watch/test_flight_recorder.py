@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 import torch
@@ -17,6 +19,7 @@ print('_inductor' in torch._lazy_modules)
 """
 
 
+@pytest.mark.slow
 def test_reading_it_imports_nothing(tmp_path):
     """The main thread may be importing the same, as at the first call of a compiled module."""
     path = tmp_path / "program.py"

@@ -31,6 +31,7 @@ def serve(pipe):
     pipe.recv()
 
 
+@pytest.mark.slow
 def test_a_rank_whose_store_is_gone_prints_no_page_about_it(tmp_path, capfd):
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()

@@ -33,7 +33,10 @@ def line_of(text):
     ("how", "launcher", "says", "line"),
     [
         ("asleep@first", "script", "Rank 1 is asleep", "time.sleep(600)"),
-        ("asleep@teardown", "fork", "No rank waits for another: rank 1 is asleep", "time.sleep(600)"),
+        pytest.param(
+            *("asleep@teardown", "fork", "No rank waits for another: rank 1 is asleep", "time.sleep(600)"),
+            marks=pytest.mark.slow,
+        ),
         pytest.param("asleep", "store", "Rank 1 is asleep", "time.sleep(600)", marks=pytest.mark.slow),
         pytest.param("stopped-0", "spawn", "Rank 0 is stopped by a signal", "SIGSTOP)", marks=pytest.mark.slow),
         pytest.param("extra", "torchrun", "rank 1 waits for the others", "fabric.barrier()", marks=pytest.mark.slow),

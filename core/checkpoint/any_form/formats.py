@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def load_checkpoint(path: PathLike, targets: Any = None, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
+def load_checkpoint(path: PathLike, targets: object = None, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
     """This rank. The state of a folder or a file; `targets` are filled from a folder.
 
     Args:
@@ -56,7 +56,7 @@ class Load:
 
 def prepare_load(
     path: PathLike,
-    targets: Any = None,
+    targets: object = None,
     share: tuple[int, int] = (0, 1),
     *,
     verifies_first: bool = False,
@@ -76,7 +76,7 @@ def prepare_load(
     """
     folder = open_folder(path)
     if folder.is_file():
-        state = _load_file(path)
+        state = single_file.read(path, _parse)
         return Load(False, lambda: state)
 
     def prepare(reader: FolderReader) -> tuple[FolderReader, Plan]:
@@ -205,10 +205,6 @@ def _read_manifest(folder: Folder) -> bytes:
         raise messages.cannot_read(str(folder), error) from error
 
 
-def _load_file(path: PathLike) -> dict[str, Any]:
-    return single_file.read(path, _parse)
-
-
-def _parse(file: BinaryIO, path: str) -> dict[str, Any]:
+def _parse(file: BinaryIO, path: str) -> dict[str, object]:
     is_other = path.endswith(safetensors_file.SUFFIX) or safetensors_file.begins(file)
     return safetensors_file.load(file, path) if is_other else torch_file.load(file, path)

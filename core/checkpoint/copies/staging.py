@@ -8,7 +8,7 @@ import torch
 
 from core.checkpoint.copies.copying import can_copy, copy_all
 from core.checkpoint.copies.device_copies import DeviceCopies
-from core.checkpoint.state.plain_state import Converter
+from core.checkpoint.state.plain_state import Encoder, KeyPath
 from core.checkpoint.state.shards import chunks_to_write, shape_of
 from core.checkpoint.state.tree import is_sharded
 from core.contract.sharded_leaf import Chunk, ShardedLeaf
@@ -43,7 +43,7 @@ class StagingMemory:
             CheckpointError: something in it can't be saved; its path is named.
         """
         walk = _Snapshot(self._buffers, rank, sharded)
-        copied = walk.convert_state(state)
+        copied = walk.encode_state(state)
         if walk.from_devices:
             self._on_devices = self._on_devices or DeviceCopies()
             self._on_devices.begin(walk.from_devices, stepped)
@@ -68,7 +68,7 @@ class StagingMemory:
         self._buffers, self._on_devices = {}, None
 
 
-class _Snapshot(Converter):
+class _Snapshot(Encoder):
     def __init__(self, buffers: dict[str, torch.Tensor], rank: int, sharded: bool) -> None:
         super().__init__()
         self._buffers = buffers
@@ -78,12 +78,12 @@ class _Snapshot(Converter):
         self.from_devices: list[tuple[torch.Tensor, torch.Tensor]] = []  # copies that devices make
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # that are still to be made
 
-    def tensor(self, tensor: torch.Tensor, path: str) -> Any:
+    def _tensor(self, tensor: torch.Tensor, key_path: KeyPath, path: str) -> Any:
         if self._sharded and self._rank:  # plain tensors are those of rank 0
             return ShardedLeaf(tuple(tensor.shape), tensor.dtype)
-        return super().tensor(tensor, path)
+        return super()._tensor(tensor, key_path, path)
 
-    def dense(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+    def _dense(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
         if tensor.is_quantized:
             return tensor.cpu().clone()
         if tensor.device.type == "cuda":
@@ -100,15 +100,15 @@ class _Snapshot(Converter):
             return buffer
         return buffer.copy_(tensor)
 
-    def sparse(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _sparse(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to("cpu", copy=True)
 
-    def other(self, value: Any, path: str) -> Any:
+    def _other(self, value: Any, key_path: KeyPath, path: str) -> Any:
         if not is_sharded(value):
-            return super().other(value, path).copy()
+            return super()._other(value, key_path, path).copy()
+        take = super()._tensor  # past this class's own: a chunk belongs to this rank, whichever that is
         chunks = (
-            # Past this class's own `tensor`: a chunk belongs to this rank, whichever that is.
-            Chunk(chunk.offsets, chunk.sizes, super(_Snapshot, self).tensor(chunk.tensor, f"{path}{chunk.offsets}"))
+            Chunk(chunk.offsets, chunk.sizes, take(chunk.tensor, key_path, f"{path}{chunk.offsets}"))
             for chunk in chunks_to_write(path, value, self._rank)
         )
         return ShardedLeaf(shape_of(value), value.dtype, tuple(chunks))

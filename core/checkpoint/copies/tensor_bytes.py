@@ -65,7 +65,7 @@ def _begin_copy(part: torch.Tensor, bounce: Bounce) -> torch.Tensor:
     return buffer
 
 
-def _awaited(number: int, held: torch.Tensor, bounce: Bounce) -> tuple[int, Any]:
+def _awaited(number: int, held: torch.Tensor, bounce: Bounce) -> tuple[int, object]:
     bounce.await_copy(held)
     return number, bytes_of(held)
 

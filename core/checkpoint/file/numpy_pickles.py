@@ -15,47 +15,50 @@ from torch import serialization
 from core.checkpoint.state import array_types
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
-class _Type:
+class _StandIn:
+    """Is replaced by what it has made, and so can't be a key."""
+
+    __hash__ = None  # type: ignore[assignment]
+    made: Any
+
+    def __init__(self, *_: object) -> None:
+        """Ignore what an empty array is made of."""
+
+
+class _Type(_StandIn):
     """Stands for `numpy.dtype`."""
 
-    __hash__ = None  # type: ignore[assignment]  # is replaced, which a key can't be
+    def __init__(self, code: object, *_: object) -> None:
+        self.made = array_types.type_of(code)
 
-    def __init__(self, code: Any, *_: Any) -> None:
-        self.dtype = array_types.type_of(code)
-
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: tuple[object, ...]) -> None:
         """The byte order, and nothing that makes another type of it."""
         _, order, *fields = state[:5]
         if fields != [None, None, None]:
-            raise ValueError(f"NumPy's type {self.dtype.str!r} with fields")
-        self.dtype = array_types.type_of(order + self.dtype.str[1:])
+            raise ValueError(f"NumPy's type {self.made.str!r} with fields")
+        self.made = array_types.type_of(order + self.made.str[1:])
 
 
-class _Array:
+class _Array(_StandIn):
     """Stands for `numpy.ndarray`, and for the function that pickles call to make an empty one."""
 
-    __hash__ = None  # type: ignore[assignment]  # as an array: no key
-
-    def __init__(self, *_: Any) -> None:
-        """Ignore what the empty one is made of."""
-
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         """Build the array from its pickled state."""
         _, shape, kind, is_fortran, content = state
-        self.array = array_types.array_of(kind.dtype, shape, content, "F" if is_fortran else "C")
+        self.made = array_types.array_of(kind.made, shape, content, "F" if is_fortran else "C")
 
 
-def _scalar(kind: Any, content: Any = b"") -> Any:
-    return array_types.array_of(kind.dtype, (), content)[()]
+def _scalar(kind: _Type, content: bytes = b"") -> object:
+    return array_types.array_of(kind.made, (), content)[()]
 
 
 _MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
 """NumPy 1 pickled under the second name."""
 
-STAND_INS: list[tuple[Any, str]] = [
+STAND_INS: list[tuple[Callable[..., object], str]] = [
     (_Type, "numpy.dtype"),
     (_Array, "numpy.ndarray"),
     *((_Array, f"{module}._reconstruct") for module in _MODULES),
@@ -73,8 +76,10 @@ def allowed(others: Sequence[Any]) -> Iterator[None]:
         others: what else it may make.
     """
     programs = serialization.get_safe_globals()
+    names = [each[1] if isinstance(each, tuple) else each.__module__ for each in programs]
+    kept = [each for each, name in zip(programs, names, strict=True) if name.partition(".")[0] != "numpy"]
     serialization.clear_safe_globals()
-    serialization.add_safe_globals([*(each for each in programs if not _is_numpys(each)), *STAND_INS, *others])
+    serialization.add_safe_globals([*kept, *STAND_INS, *others])
     try:
         yield
     finally:
@@ -82,19 +87,11 @@ def allowed(others: Sequence[Any]) -> Iterator[None]:
         serialization.add_safe_globals(programs)
 
 
-def _is_numpys(allowed: Any) -> bool:
-    name: str = allowed[1] if isinstance(allowed, tuple) else allowed.__module__
-    return name.partition(".")[0] == "numpy"
-
-
 def unwrap(value: Any) -> Any:
     """The same state with arrays in it, as torch's unpickler made it of `STAND_INS`; changed in place."""
-    kind = type(value)
-    if kind is _Array:
-        return value.array
-    if kind is _Type:
-        return value.dtype
-    if kind is tuple:
+    if isinstance(value, _StandIn):
+        return value.made
+    if (kind := type(value)) is tuple:
         return tuple(map(unwrap, value))
     if kind in (dict, OrderedDict, Counter, list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):

@@ -10,7 +10,7 @@ import torch
 
 from core.checkpoint.file import single_file
 from core.checkpoint.state.plain_state import to_plain
-from core.checkpoint.state.tree import Decoder, Encoder, leaves_of
+from core.checkpoint.state.tree import Decoder, JsonEncoder, leaves_of
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def write(state: dict[str, Any], path: PathLike) -> None:
     # A single entry keeps the names that other programs look for.
     prefixes = {key: f"{key}." if len(entries) > 1 else "" for key in entries}
     tensors = _apart({prefixes[key] + name: value for key, part in entries.items() for name, value in part.items()})
-    metadata = {_OURS: json.dumps({"prefixes": prefixes, "rest": Encoder().encode(rest, (), "state")})}
+    metadata = {_OURS: json.dumps({"prefixes": prefixes, "rest": JsonEncoder().encode_state(rest)})}
 
     def fill(file: HashingWriter) -> None:
         file.write(library.save(tensors, metadata))
@@ -69,7 +69,7 @@ def _with_tensors(value: Any) -> list[str]:
     return [key for key, item in value.items() if _has_tensors(item)]
 
 
-def _has_tensors(value: Any) -> bool:
+def _has_tensors(value: object) -> bool:
     return any(isinstance(leaf, torch.Tensor) or type(leaf).__name__ == "ndarray" for _, leaf in leaves_of(value))
 
 
@@ -115,7 +115,7 @@ def _apart_by(prefixes: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) 
     return state
 
 
-def _is_weights(value: Any) -> bool:
+def _is_weights(value: object) -> bool:
     return (
         isinstance(value, dict)
         and bool(value)
@@ -138,11 +138,9 @@ def _library() -> ModuleType:
     try:
         import safetensors.torch
     except ImportError as error:
-        raise CheckpointError(
-            "The package safetensors is not installed. Install it with `pip install 'core[safetensors]'`."
-        ) from error
+        raise CheckpointError("The package safetensors is not installed: `pip install safetensors`.") from error
     return safetensors.torch
 
 
-def _no_tensor(*_: Any) -> Any:
+def _no_tensor(*_: object) -> Any:
     raise ValueError("a tensor in the description of the file")

@@ -88,7 +88,7 @@ def digests_of(path: Path) -> list[str]:
 
 def _verified(
     location: Location, path: str, parse: Callable[[BinaryIO, str], dict[str, Any]], warns: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     from core.checkpoint.format import seal  # who reads no file waits for none of it
 
     while True:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from core.checkpoint.copies.tensor_bytes import ALIGNMENT_BYTES
-from core.checkpoint.format import digest, manifest
+from core.checkpoint.format import digest, manifest, streaming
 from core.checkpoint.format.chunk_reads import DENSE, ChunkRead, SavedChunk, chunk_read, reads_of
 from core.checkpoint.format.coverage import covers, covers_chunk
+from core.checkpoint.state.plain_state import KeyPath
 from core.checkpoint.state.shards import chunks_to_fill, shape_of
-from core.checkpoint.state.tree import AT_ONCE, Decoder, KeyPath, is_sharded, leaf_name, readable, shape_from
+from core.checkpoint.state.tree import AT_ONCE, Decoder, is_sharded, leaf_name, readable, shape_from
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 from core.contract.sharded_leaf import Chunk, TensorDescription
 
@@ -74,7 +75,7 @@ class Plan:
                 [read.target for read in self.reads if not read.target.is_inference()]
             )
             for reads in by_file.values():
-                reads[0].saved.file.fill(reads)
+                streaming.fill(reads[0].saved.file, reads)
         return self.state
 
 
@@ -180,7 +181,7 @@ class FolderReader:
             CheckpointCorruptedError: a file lacks a part of a tensor.
         """
 
-        def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], _: Any) -> TensorDescription:
+        def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], _: object) -> TensorDescription:
             self._chunks_of(leaf_name(key_path), dtype.itemsize, shape)
             return TensorDescription(shape, dtype)
 
@@ -248,7 +249,7 @@ class FolderReader:
         if share is None:
             self.describe(looks=True)
 
-    def _decode(self, tensor: Callable[..., Any] | None, targets: Any = None) -> Any:
+    def _decode(self, tensor: Callable[..., Any] | None, targets: object = None) -> Any:
         self._num_copied, self._wholes = 0, {}
         try:
             state = Decoder(tensor, self._array).decode(self.tree, (), targets)
@@ -347,7 +348,7 @@ class FolderReader:
             return covers(shape, places)
         return all(covers_chunk((chunk.offsets, chunk.sizes), places) for chunk in wanted)
 
-    def _check_shape(self, key_path: KeyPath, shape: tuple[int, ...], target: Any) -> None:
+    def _check_shape(self, key_path: KeyPath, shape: tuple[int, ...], target: object) -> None:
         if shape_of(target) != shape:
             raise _UnfitTargetError(
                 f"{readable(key_path)!r} has shape {shape} in {str(self.folder)!r} and {shape_of(target)} here."

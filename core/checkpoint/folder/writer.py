@@ -11,7 +11,7 @@ from core.checkpoint.format import digest, manifest
 from core.checkpoint.format.coverage import lie_apart
 from core.checkpoint.format.manifest import FileEntry
 from core.checkpoint.state.shards import chunks_to_write
-from core.checkpoint.state.tree import MAX_DEPTH, Encoder, readable
+from core.checkpoint.state.tree import JsonEncoder, readable
 from core.contract.errors import CheckpointError
 from core.contract.sharded_leaf import ShardedLeaf
 
@@ -29,35 +29,25 @@ class PartWriter:
 
     Attributes:
         tree: the state, as `core.checkpoint.state.tree` writes it.
+        num_elements: of all leaves, on all ranks.
         num_written: elements that this rank has written.
     """
 
-    def __init__(self, state: Any, rank: int) -> None:
+    def __init__(self, state: object, rank: int) -> None:
         """Encode the state; nothing is written yet.
 
         Raises:
             CheckpointError: something in it can't be saved; its path is named.
         """
-        encoder = Encoder()
-        try:
-            self.tree = encoder.encode(state, (), "state")
-        except RecursionError:
-            raise CheckpointError(
-                f"The state is nested too deeply to be saved, more than {MAX_DEPTH} levels, or holds itself. "
-                "Save plain, finite data."
-            ) from None
+        encoder = JsonEncoder()
+        self.tree = encoder.encode_state(state)
         for name, leaf in encoder.leaves.items():
             _check_apart(name, leaf)
         self._leaves: Mapping[str, Any] = encoder.leaves
-        self._shapes = encoder.shapes
+        self.num_elements = encoder.num_elements
         self._rank = rank
         self._index: dict[str, list[Any]] = {}
         self.num_written = 0
-
-    @property
-    def num_elements(self) -> int:
-        """Elements of all leaves, on all ranks."""
-        return sum(map(math.prod, self._shapes.values()))
 
     def write(self, folder: Folder, token: str) -> dict[str, FileEntry]:
         """Write the files of this rank.
@@ -115,7 +105,7 @@ class PartWriter:
         return FileEntry(writer.position, digest.of_blocks(writer.blocks))
 
 
-def _encoded(content: dict[str, Any]) -> bytes:
+def _encoded(content: Mapping[str, object]) -> bytes:
     """Encode an index as it is written.
 
     Raises:
@@ -142,7 +132,7 @@ def _memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     return (tensor.data_ptr(), tensor.nbytes) if tensor.is_contiguous() else None
 
 
-def _check_apart(name: str, leaf: Any) -> None:
+def _check_apart(name: str, leaf: object) -> None:
     if isinstance(leaf, ShardedLeaf):
         places = [(chunk.offsets, chunk.sizes) for chunk in leaf.chunks if math.prod(chunk.sizes)]
         if not lie_apart(leaf.global_shape, places):

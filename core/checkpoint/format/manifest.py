@@ -150,7 +150,7 @@ def _parse(content: Mapping[str, Any], path: str) -> Manifest:
         raise CheckpointCorruptedError(f"{path!r} is not a manifest that core has written: {error!r}.") from None
 
 
-def _entry(size_bytes: Any, digest: Any) -> FileEntry:
+def _entry(size_bytes: object, digest: object) -> FileEntry:
     if type(size_bytes) is not int or size_bytes < 0 or type(digest) is not str:
         raise ValueError(f"a file of {size_bytes!r} bytes with the digest {digest!r}")
     return FileEntry(size_bytes, digest)
@@ -173,7 +173,7 @@ def _checked(found: Manifest) -> Manifest:
     return found
 
 
-def _is_sealed(content: Mapping[str, Any], raw: bytes) -> bool:
+def _is_sealed(content: Mapping[str, object], raw: bytes) -> bool:
     try:
         # Written again and compared: any changed byte shows, even white space.
         return raw == _sealed({"title": _TITLE, **content})
@@ -181,6 +181,6 @@ def _is_sealed(content: Mapping[str, Any], raw: bytes) -> bool:
         return False
 
 
-def _sealed(content: dict[str, Any]) -> bytes:
+def _sealed(content: dict[str, object]) -> bytes:
     text = json.dumps(content, indent=1)[:-2]  # without the last brace
     return f'{text},\n "checksum": "{digest.of_bytes(text.encode())}"\n}}\n'.encode()

@@ -1,8 +1,9 @@
-"""Chunks of tensors read from a local file: once, front to back, hashed while the processor still has the bytes.
+"""Chunks of tensors read into their places, and verified meanwhile.
 
-Where a chunk lies in memory as it does in the file, the system copies it there, and nothing else does. Other chunks,
-such as those of a device, go through a small buffer. What is read between them, because their blocks can't be verified
-without it, is dropped.
+A local file is read once, front to back, and hashed while the processor still has the bytes. Where a chunk lies in
+memory as it does in the file, the system copies it there, and nothing else does. Other chunks, such as those of a
+device, go through a small buffer. What is read between them, because their blocks can't be verified without it, is
+dropped.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ import operator
 import os
 from typing import TYPE_CHECKING
 
+import torch
+
 from core.checkpoint.copies.bounce import BOUNCE_BYTES, Bounce
 from core.checkpoint.copies.tensor_bytes import bytes_of
 from core.checkpoint.format import digest
+from core.checkpoint.format.verified_file import WINDOW_BYTES, RemoteFile, damaged, wrong_size
 from core.text import plain_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from core.checkpoint.format.chunk_reads import ChunkRead
+    from core.checkpoint.format.verified_file import File, MappedFile
 
 _PIECE_BYTES = 1 << 20
 """Bytes that are read, and then hashed, at a time: they are still in the processor's cache."""
@@ -27,33 +32,37 @@ _MAX_VIEWS = 512
 """The most places in memory that one call of the system fills; Linux takes twice as many."""
 
 
-def stream(
-    path: str, size_bytes: int, reads: list[ChunkRead], block_bytes: int, check_block: Callable[[int, str], None]
-) -> list[ChunkRead]:
-    """Read into memory.
-
-    Args:
-        path: of the file.
-        size_bytes: that it has.
-        reads: of this file, in any order.
-        block_bytes: of a block.
-        check_block: called with the number of a block and its digest.
-
-    Returns:
-        The reads that were left out, since they overlap others: tensors that share bytes in the file, but not here.
+def fill(file: File, reads: list[ChunkRead]) -> None:
+    """Read chunks of a file into their places: what was filled when it raises is no state.
 
     Raises:
+        CheckpointCorruptedError: a block is damaged.
         OSError: it can't be read.
-        EOFError: it is of another size.
     """
+    left = reads if isinstance(file, RemoteFile) else _stream(file, reads)
+    for read in left:
+        start, stop, memory = read.start, read.stop, read.memory
+        if memory is None:
+            read.put(torch.frombuffer(file.view(start, stop), dtype=torch.uint8))
+            continue
+        while start < stop:
+            end = min(start - start % WINDOW_BYTES + WINDOW_BYTES, stop)
+            memory[start - read.start : end - read.start] = file.view(start, end)
+            start = end
+
+
+def _stream(file: MappedFile, reads: list[ChunkRead]) -> list[ChunkRead]:
+    """Read all but what is returned: those that overlap others, of tensors that share bytes in the file only."""
     chosen, left = _apart(reads)
     if chosen:
-        with plain_file.open_file(path) as file:
-            if os.fstat(file.fileno()).st_size != size_bytes:
-                raise EOFError
-            running = _Stream(file.fileno(), size_bytes, block_bytes, check_block)
+        with plain_file.open_file(file.path) as opened:
+            running = _Stream(opened.fileno(), file)
             try:
+                if os.fstat(opened.fileno()).st_size != file.size_bytes:
+                    raise EOFError
                 running.run(chosen)
+            except EOFError:
+                raise wrong_size(file.path, file.size_bytes) from None
             finally:
                 running.bounce.finish()
     return left
@@ -75,13 +84,11 @@ def _apart(reads: Iterable[ChunkRead]) -> tuple[list[ChunkRead], list[ChunkRead]
 class _Stream:
     """One pass over the blocks of a file that are needed."""
 
-    def __init__(
-        self, descriptor: int, size_bytes: int, block_bytes: int, check_block: Callable[[int, str], None]
-    ) -> None:
+    def __init__(self, descriptor: int, file: MappedFile) -> None:
         self._descriptor = descriptor
-        self._size_bytes = size_bytes
-        self._block_bytes = block_bytes
-        self._check_block = check_block
+        self._file = file
+        self._size_bytes = file.size_bytes
+        self._block_bytes = file.blocks.block_bytes
         self._hash = digest.new_hash()
         self._dropped = memoryview(bytearray(_PIECE_BYTES))
         # Asked for, and not read yet: their bytes end at the position.
@@ -140,8 +147,12 @@ class _Stream:
             if is_end or self._num_held == _PIECE_BYTES or len(self._views) == _MAX_VIEWS:
                 self._read()
             if is_end:
-                self._check_block((self._position - 1) // block_bytes, self._hash.hexdigest())
-                self._hash.reset()
+                self._check_block((self._position - 1) // block_bytes)
+
+    def _check_block(self, index: int) -> None:
+        if self._hash.hexdigest() != self._file.blocks.digests[index]:
+            raise damaged(self._file.path, index * self._block_bytes, self._position)
+        self._hash.reset()
 
     def _read(self) -> None:
         position, views = self._position - self._num_held, self._views

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-
-from core.checkpoint.format import digest, streaming
+from core.checkpoint.format import digest
 from core.contract.errors import CheckpointCorruptedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from core.checkpoint.format.chunk_reads import ChunkRead
     from core.checkpoint.format.digest import Blocks
 
-_WINDOW_BYTES = 8 << 20
+WINDOW_BYTES = 8 << 20
 """Bytes that are fetched at a time for what is copied at once."""
 
 
@@ -26,7 +23,7 @@ class MappedFile:
         self.path = path
         self._content = content
         self.size_bytes = size_bytes
-        self._blocks = blocks
+        self.blocks = blocks
         self._verified = bytearray(len(blocks.digests))
 
     def verify(self, start: int, stop: int) -> None:
@@ -38,36 +35,17 @@ class MappedFile:
         if len(self._content) != self.size_bytes:
             raise wrong_size(self.path, self.size_bytes)
         # From the block of the first byte to that of the last.
-        size = self._blocks.block_bytes
+        size = self.blocks.block_bytes
         for index in range(start // size, -(-stop // size)):
             if not self._verified[index]:
                 content = self._content[index * size : (index + 1) * size]
-                check_block(self.path, content, self._blocks, index)
+                check_block(self.path, content, self.blocks, index)
                 self._verified[index] = 1
 
     def view(self, start: int, stop: int) -> memoryview:
         """The bytes, which live as long as they are held. Writing to them changes no other copy."""
         self.verify(start, stop)
         return self._content[start:stop]
-
-    def fill(self, reads: list[ChunkRead]) -> None:
-        """Read chunks into their places, and verify them meanwhile: what was filled when it raises is no state.
-
-        Raises:
-            CheckpointCorruptedError: a block is damaged.
-            OSError: it can't be read.
-        """
-        try:
-            left = streaming.stream(self.path, self.size_bytes, reads, self._blocks.block_bytes, self._check)
-        except EOFError:
-            raise wrong_size(self.path, self.size_bytes) from None
-        for read in left:
-            read.put(torch.frombuffer(self.view(read.start, read.stop), dtype=torch.uint8))
-
-    def _check(self, index: int, found: str) -> None:
-        if found != self._blocks.digests[index]:
-            begin = index * self._blocks.block_bytes
-            raise damaged(self.path, begin, min(begin + self._blocks.block_bytes, self.size_bytes))
 
 
 class RemoteFile:
@@ -77,7 +55,7 @@ class RemoteFile:
         self.path = path
         self._fetch = fetch
         self.size_bytes = size_bytes
-        self._blocks = blocks
+        self.blocks = blocks
 
     def verify(self, start: int, stop: int) -> None:
         """Fetch the bytes from `start` to `stop`, and drop them.
@@ -85,8 +63,8 @@ class RemoteFile:
         Raises:
             CheckpointCorruptedError: a block is damaged.
         """
-        for begin in range(start, stop, _WINDOW_BYTES):
-            self.view(begin, min(begin + _WINDOW_BYTES, stop))
+        for begin in range(start, stop, WINDOW_BYTES):
+            self.view(begin, min(begin + WINDOW_BYTES, stop))
 
     def view(self, start: int, stop: int) -> memoryview:
         """Fetch the bytes, with the rest of their blocks, and verify them.
@@ -94,7 +72,7 @@ class RemoteFile:
         Raises:
             CheckpointCorruptedError: a block is damaged.
         """
-        size = self._blocks.block_bytes
+        size = self.blocks.block_bytes
         first = start // size
         origin = first * size
         end = min(-(-stop // size) * size, self.size_bytes)
@@ -104,30 +82,14 @@ class RemoteFile:
             raise wrong_size(self.path, self.size_bytes)
         for index in range(first, -(-end // size)):
             begin = index * size - origin
-            check_block(self.path, content[begin : begin + size], self._blocks, index)
+            check_block(self.path, content[begin : begin + size], self.blocks, index)
         return content[start - origin : stop - origin]
-
-    def fill(self, reads: list[ChunkRead]) -> None:
-        """Fetch chunks into their places, each block verified before it is copied.
-
-        Raises:
-            CheckpointCorruptedError: a block is damaged.
-        """
-        for read in reads:
-            start, stop, memory = read.start, read.stop, read.memory
-            if memory is None:
-                read.put(torch.frombuffer(self.view(start, stop), dtype=torch.uint8))
-                continue
-            while start < stop:
-                end = min(start - start % _WINDOW_BYTES + _WINDOW_BYTES, stop)
-                memory[start - read.start : end - read.start] = self.view(start, end)
-                start = end
 
 
 File: TypeAlias = MappedFile | RemoteFile
 
 
-def check_block(path: str, content: Any, blocks: Blocks, index: int) -> None:
+def check_block(path: str, content: memoryview, blocks: Blocks, index: int) -> None:
     """Compare one block with its digest.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from core.contract.errors import CheckpointError
 
@@ -35,7 +35,7 @@ def gather_results(collectives: Collectives, work: Callable[[], T]) -> tuple[T, 
     return result, _share(collectives, error, result)  # type: ignore[return-value]  # there was no error
 
 
-def _share(collectives: Collectives, error: Exception | None, result: Any) -> list[Any]:
+def _share(collectives: Collectives, error: Exception | None, result: object) -> list[object]:
     """On rank 0 the results of all ranks.
 
     Raises:

@@ -24,7 +24,7 @@ def is_plain(dtype: numpy.dtype[Any]) -> bool:
     return dtype.kind in _KINDS and dtype.isnative and dtype.names is None and dtype.subdtype is None
 
 
-def type_of(code: Any) -> numpy.dtype[Any]:
+def type_of(code: object) -> numpy.dtype[Any]:
     """The type that a file names, as `dtype.str` gives it.
 
     Raises:
@@ -38,7 +38,7 @@ def type_of(code: Any) -> numpy.dtype[Any]:
 
 
 def array_of(
-    dtype: numpy.dtype[Any], shape: Sequence[int], content: Any, order: Literal["C", "F"] = "C"
+    dtype: numpy.dtype[Any], shape: Sequence[int], content: bytes | memoryview, order: Literal["C", "F"] = "C"
 ) -> numpy.ndarray[Any, Any]:
     """An array of its own memory.
 

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
 from core.checkpoint.state import array_types
 from core.contract.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+Value = TypeVar("Value")
+
+KeyPath: TypeAlias = tuple[object, ...]
+"""Keys and indices that lead to a value: `("model", "0.weight")`."""
+
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, bytearray)
-_DESCRIPTIONS = (torch.Size, torch.dtype, torch.device)
+_PLAIN = (*_SCALARS, torch.Size, torch.dtype, torch.device)
+_DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_MAPPINGS = (dict, OrderedDict, Counter)
+_COPIED = (tuple, set, OrderedDict, Counter, bytearray)
 _MAX_INT_BITS = 8 * 255 - 1
 """The most bits of an integer that torch's safe unpickler reads."""
 _EXPECTED = "numbers, strings, bytes, None, dict, list, tuple, set, torch.Tensor, NumPy arrays of numbers or strings"
@@ -27,16 +38,22 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
     Raises:
         CheckpointError: something in it is of another type; its path is named, as `state["callbacks"]["x"][3]`.
     """
-    return Converter().convert_state(state)
+    return Encoder().encode_state(state)
 
 
-class Converter:
-    """One walk over a state, which copies its containers. Meant to be subclassed."""
+class Encoder:
+    """One walk over a state, which makes plain data of it: here a copy of its containers. Meant to be subclassed.
+
+    Attributes:
+        max_depth: the most containers in each other.
+    """
+
+    max_depth = sys.maxsize
 
     def __init__(self) -> None:
-        self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._tensors: dict[tuple[object, ...], torch.Tensor] = {}
 
-    def convert_state(self, state: Any) -> dict[str, Any]:
+    def encode_state(self, state: object) -> dict[str, Any]:
         """The whole state.
 
         Raises:
@@ -45,79 +62,96 @@ class Converter:
         if type(state) not in (dict, OrderedDict):
             raise refusal("state", state)
         try:
-            return dict(self.convert(state, "state"))
+            return dict(self.encode(state, (), "state"))
         except RecursionError:
+            limit = f", more than {self.max_depth} levels" if self.max_depth < sys.maxsize else ""
             raise CheckpointError(
-                "The state is nested too deeply to be saved, or holds itself. Save plain, finite data."
+                f"The state is nested too deeply to be saved{limit}, or holds itself. Save plain, finite data."
             ) from None
 
-    def convert(self, value: Any, path: str) -> Any:
-        """One value in it, which is at `path`."""
+    def encode(self, value: Any, key_path: KeyPath, path: str) -> Any:
+        """One value in it, whose place is `path` in an error.
+
+        Raises:
+            CheckpointError: it, or something in it, is of a type that can't be saved; its path is named.
+            RecursionError: it is nested too deeply.
+        """
+        if len(key_path) > self.max_depth:
+            raise RecursionError
         # Exact types: a subclass, such as a named tuple or an enum, needs its class to come back.
         kind = type(value)
         if kind is str:
             return check_text(value, path)
         if kind is int:
             return check_int(value, path)
-        if kind in _SCALARS or kind in _DESCRIPTIONS:
-            # Of these only a bytearray can change after the copy.
-            return bytearray(value) if kind is bytearray else value
-        if kind in (dict, OrderedDict, Counter):
-            return self._mapping(value, path)
-        if kind in (list, tuple):
-            if are_plain(value):
-                return kind(value)
-            return kind(self.convert(item, f"{path}[{index}]") for index, item in enumerate(value))
+        if kind in _DENSE:
+            return self._tensor(value, key_path, path)
+        if kind in _MAPPINGS:
+            are_simple = are_names(value)
+            for key in () if are_simple else value:
+                check_key(key, path)
+            items = {key: self.encode(item, (*key_path, key), f"{path}[{key!r}]") for key, item in value.items()}
+            encoded = self._pack(kind, items if are_simple else self._names(items, key_path, path))
+            # A module's state_dict carries the versions of its submodules in an attribute.
+            if metadata := getattr(value, "_metadata", None):
+                self._add_metadata(encoded, metadata, (*key_path, "$metadata"), f"{path}._metadata")
+            return encoded
+        if kind is list or kind is tuple:
+            if len(key_path) < self.max_depth and are_plain(value):  # at the limit, each item is one too deep
+                return self._pack(kind, kind(value))
+            return self._pack(
+                kind, [self.encode(item, (*key_path, index), f"{path}[{index}]") for index, item in enumerate(value)]
+            )
         if kind is set:
-            return {self.convert(item, f"{path}{{{item!r}}}") for item in value}
-        if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            return self.tensor(value, path)
-        return self.other(value, path)
+            return self._pack(kind, [self._member(item, key_path, path) for item in value])
+        return self._pack(kind, value) if kind in _PLAIN else self._other(value, key_path, path)
 
-    def _mapping(self, value: Any, path: str) -> Any:
-        pairs = {check_key(key, path): self.convert(item, f"{path}[{key!r}]") for key, item in value.items()}
-        copied = type(value)(pairs)
-        # A module's state_dict carries the versions of its submodules in an attribute.
-        if metadata := getattr(value, "_metadata", None):
-            copied._metadata = self.convert(metadata, f"{path}._metadata")
-        return copied
+    def _pack(self, kind: type, content: Any) -> Any:
+        """A value of the kind. The content of a container is encoded already, in a new dict or list."""
+        return kind(content) if kind in _COPIED else content
 
-    def other(self, value: Any, path: str) -> Any:
+    def _names(self, items: dict[Any, Any], key_path: KeyPath, path: str) -> Any:
+        """The items of a mapping whose keys aren't all `are_names`, with keys that can be saved."""
+        return items
+
+    def _add_metadata(self, encoded: Any, metadata: Any, key_path: KeyPath, path: str) -> None:
+        """Add the versions of submodules to what their state_dict has become."""
+        encoded._metadata = self.encode(metadata, key_path, path)
+
+    def _member(self, item: object, key_path: KeyPath, path: str) -> Any:
+        """One item of the set at `path`."""
+        return self.encode(item, key_path, f"{path}{{{item!r}}}")
+
+    def _other(self, value: object, key_path: KeyPath, path: str) -> Any:
         """A value of a type that isn't torch's or Python's own."""
         return check_array(value, path)
 
-    def tensor(self, tensor: torch.Tensor, path: str) -> Any:
+    def _tensor(self, tensor: torch.Tensor, key_path: KeyPath, path: str) -> Any:
         """A tensor; one that was met before is the same again."""
         check_values(tensor, path)
         if tensor.layout != torch.strided:
-            return self.sparse(tensor.detach())
+            return self._sparse(tensor.detach())
         # By memory and not by `id`: each `state_dict()` makes new objects for the same parameters.
         storage = tensor.untyped_storage()
-        identity = (
-            tensor.device,
-            storage.data_ptr(),
-            tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-        )
+        address = (tensor.device, storage.data_ptr(), tensor.storage_offset())
+        identity = (*address, tensor.shape, tensor.stride(), tensor.dtype)
         # Empty tensors may all have the address 0, and share nothing.
         if identity not in self._tensors or not tensor.numel():
-            self._tensors[identity] = self.dense(tensor.detach(), path)
+            self._tensors[identity] = self._dense(tensor.detach(), path)
         return self._tensors[identity]
 
-    def sparse(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _sparse(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of a sparse layout, on the CPU."""
         return tensor.cpu()
 
-    def dense(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+    def _dense(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
         """A tensor on the CPU, without the rest of a larger storage that it is a view of."""
         moved = tensor.cpu()
         is_part = moved.untyped_storage().nbytes() > moved.nbytes
         return moved.clone() if is_part else moved
 
 
-def are_plain(items: list[Any] | tuple[Any, ...]) -> bool:
+def are_plain(items: Sequence[Any]) -> bool:
     """Whether all items are ints, or ASCII text, that can be saved: a random state has 625, looked at in one go."""
     kinds = set(map(type, items))  # the exact types: a bool is an int too
     if kinds == {str}:
@@ -129,11 +163,7 @@ def are_plain(items: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def check_int(value: int, path: str) -> int:
-    """The number, if it isn't too large.
-
-    Raises:
-        CheckpointError: with its path.
-    """
+    """The number, which is refused if it is too large."""
     if value.bit_length() > _MAX_INT_BITS:
         raise CheckpointError(
             f"{path} is an int of {value.bit_length()} bits; at most {_MAX_INT_BITS} can be saved. Save it as a string."
@@ -142,11 +172,7 @@ def check_int(value: int, path: str) -> int:
 
 
 def check_values(tensor: torch.Tensor, path: str) -> None:
-    """Check that a tensor has values, and a shape.
-
-    Raises:
-        CheckpointError: with its path.
-    """
+    """Refuse a tensor that has no values, or no shape."""
     if tensor.is_nested:
         raise CheckpointError(
             f"{path} is a nested tensor, which a checkpoint can't hold. Save its parts: tensor.unbind() gives them, "
@@ -160,11 +186,7 @@ def check_values(tensor: torch.Tensor, path: str) -> None:
 
 
 def check_text(text: str, path: str) -> str:
-    """The text, if it can be encoded.
-
-    Raises:
-        CheckpointError: with its path.
-    """
+    """The text, which is refused if it can't be encoded."""
     try:
         if not text.isascii():
             text.encode()
@@ -175,23 +197,19 @@ def check_text(text: str, path: str) -> str:
     return text
 
 
-def check_key(key: Any, path: str) -> Any:
-    """The key of the dict at `path`, if it is a scalar or a tuple of those.
-
-    Raises:
-        CheckpointError: with the path.
-    """
+def check_key(key: Value, path: str) -> Value:
+    """The key of the dict at `path`, which is refused unless it is a scalar or a tuple of those."""
     if not is_key(key):
         raise refusal(f"the key {key!r} of {path}", key)
     return key
 
 
-def are_names(keys: dict[Any, Any]) -> bool:
+def are_names(keys: Collection[Any]) -> bool:
     """Whether all keys are ASCII text without a `$`, looked at in one go. Such keys need no further check."""
     return {str}.issuperset(map(type, keys)) and (text := "".join(keys)).isascii() and "$" not in text
 
 
-def is_key(key: Any) -> bool:
+def is_key(key: object) -> bool:
     """True if a dict in a checkpoint can have such a key."""
     if type(key) is str:  # nearly all of them
         return True
@@ -200,11 +218,7 @@ def is_key(key: Any) -> bool:
 
 
 def check_array(value: Any, path: str) -> Any:
-    """The NumPy array or scalar, if it is one of numbers or strings.
-
-    Raises:
-        CheckpointError: with its path.
-    """
+    """The NumPy array or scalar, which is refused unless it is one of numbers or strings."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
         raise refusal(path, value)
@@ -217,7 +231,7 @@ def check_array(value: Any, path: str) -> Any:
     return value
 
 
-def refusal(path: str, value: Any) -> CheckpointError:
+def refusal(path: str, value: object) -> CheckpointError:
     """The error for a value of a type that can't be saved."""
     if isinstance(value, torch.Tensor):
         check_values(value, path)  # a nested tensor may be of a class of its own

@@ -17,6 +17,9 @@ import torch
 
 from core.checkpoint.state import array_types
 from core.checkpoint.state.plain_state import (
+    Encoder,
+    KeyPath,
+    Value,
     are_names,
     are_plain,
     check_array,
@@ -32,10 +35,10 @@ from core.contract.sharded_leaf import ShardedLeaf, TensorDescription
 from core.text.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
-KeyPath: TypeAlias = tuple[Any, ...]
-"""Keys and indices that lead to a value: `("model", "0.weight")`."""
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+"""A state in JSON, or a part of it."""
 
 MAX_DEPTH = 128
 """The most containers in each other: both directions can walk through so many wherever they are called."""
@@ -45,8 +48,6 @@ AT_ONCE: Any = object()
 
 _TO_JSON = json.JSONEncoder(separators=(",", ":")).encode
 
-_DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-_AS_IS = (type(None), bool, str)
 # Names of the two index tensors, in the order in which torch's constructor takes them.
 _COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
@@ -61,7 +62,8 @@ def leaf_name(key_path: KeyPath) -> str:
     # Nearly always as it stands. Otherwise encoded as values are, so that the keys 1 and "1" make two names.
     if {str}.issuperset(map(type, key_path)):
         return _TO_JSON(key_path)
-    return _TO_JSON([Encoder().encode(part, key_path, "key") for part in key_path])
+    encode = JsonEncoder().encode
+    return _TO_JSON([encode(part, key_path, "key") for part in key_path])
 
 
 def readable(key_path: KeyPath) -> str:
@@ -69,100 +71,57 @@ def readable(key_path: KeyPath) -> str:
     return printable(".".join(map(str, key_path)))
 
 
-def leaves_of(value: Any, key_path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+def leaves_of(value: object, key_path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Everything in a loaded state that isn't in a container's place, with its key path."""
-    if isinstance(value, dict):
-        items: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list | tuple):
-        items = enumerate(value)
+    if isinstance(value, dict | list | tuple):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves_of(item, (*key_path, key))
     else:
         yield key_path, value
-        return
-    for key, item in items:
-        yield from leaves_of(item, (*key_path, key))
 
 
-def is_sharded(value: Any) -> bool:
+def is_sharded(value: object) -> bool:
     """True if this rank may have only a part of a tensor: our own form, or torch's protocol, as in DTensors."""
     return isinstance(value, ShardedLeaf) or hasattr(type(value), "__create_chunk_list__")
 
 
-class Encoder:
-    """One walk over a state.
+class JsonEncoder(Encoder):
+    """One walk over a state, which makes `Json` of it.
 
     Attributes:
         leaves: the tensors and arrays that were met, by their name. An array is a tensor of bytes.
-        shapes: of the whole of each leaf.
+        num_elements: of all leaves, on all ranks.
     """
 
+    max_depth = MAX_DEPTH
+
     def __init__(self) -> None:
+        super().__init__()
         self.leaves: dict[str, Any] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.num_elements = 0
 
-    def encode(self, value: Any, key_path: KeyPath, path: str) -> Any:
-        """Encode `value` for JSON.
+    def _pack(self, kind: type, content: Any) -> Json:
+        return content if (pack := _PACKED.get(kind)) is None else pack(content)
 
-        Raises:
-            CheckpointError: it, or something in it, is of a type that can't be saved; its path is named.
-            RecursionError: it is nested too deeply.
-        """
-        if len(key_path) > MAX_DEPTH:
-            raise RecursionError(f"more than {MAX_DEPTH} levels")
-        # Exact types: a subclass, such as a named tuple or an enum, needs its class to come back.
-        kind = type(value)
-        if kind in _AS_IS:
-            return check_text(value, path) if kind is str else value
-        if kind is int:
-            return check_int(value, path)
-        if kind is float:
-            return value if math.isfinite(value) else {"$float": str(value)}
-        if kind is list:
-            return self._items(value, key_path, path)
-        if kind is dict:
-            return self._mapping(value, key_path, path)
-        if (encode := _ENCODERS.get(kind)) is not None:
-            return encode(self, value, key_path, path)
-        if is_sharded(value):
-            return self._leaf(value, key_path)
-        return self._array(value, key_path, path)
-
-    def _items(self, value: Any, key_path: KeyPath, path: str) -> list[Any]:
-        if len(key_path) < MAX_DEPTH and are_plain(value):  # at the limit, each item is one too deep
-            return list(value)
-        return [self.encode(item, (*key_path, index), f"{path}[{index}]") for index, item in enumerate(value)]
-
-    def _mapping(self, value: Any, key_path: KeyPath, path: str) -> dict[str, Any]:
-        if are_names(value):
-            encoded = {}
-            for key, item in value.items():
-                encoded[key] = self.encode(item, (*key_path, key), f"{path}[{key!r}]")
-            return encoded
-        pairs = [
-            (check_key(key, path), self.encode(item, (*key_path, key), f"{path}[{key!r}]"))
-            for key, item in value.items()
-        ]
+    def _names(self, items: dict[Any, Json], key_path: KeyPath, path: str) -> Json:
         # Keys that aren't text, or look like one of our tags, stand in pairs.
-        if all(type(key) is str and not key.startswith("$") for key, _ in pairs):
-            return {check_text(key, path): item for key, item in pairs}
-        return {"$dict": [[self.encode(key, key_path, f"a key of {path}"), item] for key, item in pairs]}
+        if all(type(key) is str and not key.startswith("$") for key in items):
+            return {check_text(key, path): item for key, item in items.items()}
+        return {"$dict": [[self.encode(key, key_path, f"a key of {path}"), item] for key, item in items.items()]}
 
-    def _ordered(self, value: Any, key_path: KeyPath, path: str) -> dict[str, Any]:
-        encoded = {"$ordered": self._mapping(value, key_path, path)}
-        # A module's state_dict carries the versions of its submodules in an attribute.
-        if metadata := getattr(value, "_metadata", None):
-            encoded["metadata"] = self.encode(dict(metadata), (*key_path, "$metadata"), f"{path}._metadata")
-        return encoded
+    def _add_metadata(self, encoded: dict[str, Json], metadata: Any, key_path: KeyPath, path: str) -> None:
+        encoded["metadata"] = self.encode(dict(metadata), key_path, path)
 
-    def _tensor(self, tensor: torch.Tensor, key_path: KeyPath, path: str) -> dict[str, Any]:
+    def _member(self, item: object, key_path: KeyPath, path: str) -> Any:
+        return self.encode(check_key(item, path), key_path, path)
+
+    def _tensor(self, tensor: torch.Tensor, key_path: KeyPath, path: str) -> Json:
         check_values(tensor, path)
         if tensor.is_quantized:
             raise CheckpointError(f"{path} is a quantized tensor. Save its int_repr(), scale and zero point instead.")
         if tensor.layout == torch.strided:
             # A conjugated or negated view is a flag on another tensor's bytes.
             return self._leaf(tensor.detach().resolve_conj().resolve_neg(), key_path)
-        return self._sparse(tensor.detach(), key_path, path)
-
-    def _sparse(self, tensor: torch.Tensor, key_path: KeyPath, path: str) -> dict[str, Any]:
         if tensor.layout == torch.sparse_coo:
             # torch refuses `indices()` of a tensor that isn't coalesced.
             parts = {"indices": tensor._indices(), "values": tensor._values()}
@@ -173,15 +132,9 @@ class Encoder:
         encoded = {name: self._tensor(part, (*key_path, name), path) for name, part in parts.items()}
         return {"$sparse": [_name_of(tensor.layout), list(tensor.shape), encoded, *extra]}
 
-    def _leaf(self, leaf: Any, key_path: KeyPath) -> dict[str, Any]:
-        self._add(key_path, leaf, shape := shape_of(leaf))
-        return {"$tensor": [_name_of(leaf.dtype), list(shape)]}
-
-    def _add(self, key_path: KeyPath, leaf: Any, shape: tuple[int, ...]) -> None:
-        self.leaves[name := leaf_name(key_path)] = leaf
-        self.shapes[name] = shape
-
-    def _array(self, value: Any, key_path: KeyPath, path: str) -> dict[str, Any]:
+    def _other(self, value: object, key_path: KeyPath, path: str) -> Json:
+        if is_sharded(value):
+            return self._leaf(value, key_path)
         array = check_array(value, path)
         if type(array).__name__ != "ndarray":
             # A NumPy scalar is a few bytes, which stand in the JSON itself.
@@ -189,36 +142,42 @@ class Encoder:
         content = bytearray(array.tobytes())
         # A file has no place for a leaf without bytes.
         if content:
-            self._add(key_path, torch.frombuffer(content, dtype=torch.uint8), (len(content),))
+            self._leaf(torch.frombuffer(content, dtype=torch.uint8), key_path)
         return {"$array": [array.dtype.str, list(array.shape)]}
 
+    def _leaf(self, leaf: Any, key_path: KeyPath) -> Json:
+        self.leaves[leaf_name(key_path)] = leaf
+        shape = shape_of(leaf)
+        self.num_elements += math.prod(shape)
+        return {"$tensor": [_name_of(leaf.dtype), list(shape)]}
 
-def _text(content: Any) -> str:
+
+def _text(content: bytes | bytearray) -> str:
     return base64.b64encode(content).decode("ascii")
 
 
+def _number(value: float) -> Json:
+    return value if math.isfinite(value) else {"$float": str(value)}
+
+
 @functools.cache
-def _name_of(thing: Any) -> str:
+def _name_of(thing: torch.dtype | torch.layout) -> str:
     """`float32` for `torch.float32`."""
     return str(thing).removeprefix("torch.")
 
 
-_ENCODERS: dict[type, Callable[[Encoder, Any, KeyPath, str], Any]] = {
-    **dict.fromkeys(_DENSE, Encoder._tensor),
-    OrderedDict: Encoder._ordered,
-    Counter: lambda self, value, key_path, path: {"$counter": self._mapping(value, key_path, path)},
-    tuple: lambda self, value, key_path, path: {"$tuple": self._items(value, key_path, path)},
-    set: lambda self, value, key_path, path: {
-        "$set": [self.encode(check_key(item, path), key_path, path) for item in value]
-    },
-    complex: lambda self, value, key_path, path: {
-        "$complex": [self.encode(part, key_path, path) for part in (value.real, value.imag)]
-    },
-    bytes: lambda self, value, key_path, path: {"$bytes": _text(value)},
-    bytearray: lambda self, value, key_path, path: {"$bytearray": _text(value)},
-    torch.Size: lambda self, value, key_path, path: {"$size": list(value)},
-    torch.dtype: lambda self, value, key_path, path: {"$dtype": _name_of(value)},
-    torch.device: lambda self, value, key_path, path: {"$device": str(value)},
+_PACKED: dict[type, Callable[[Any], Json]] = {
+    OrderedDict: lambda items: {"$ordered": items},
+    Counter: lambda items: {"$counter": items},
+    tuple: lambda items: {"$tuple": list(items)},
+    set: lambda items: {"$set": items},
+    float: _number,
+    complex: lambda value: {"$complex": [_number(value.real), _number(value.imag)]},
+    bytes: lambda value: {"$bytes": _text(value)},
+    bytearray: lambda value: {"$bytearray": _text(value)},
+    torch.Size: lambda value: {"$size": list(value)},
+    torch.dtype: lambda value: {"$dtype": _name_of(value)},
+    torch.device: lambda value: {"$device": str(value)},
 }
 
 
@@ -232,17 +191,17 @@ class Decoder:
 
     def __init__(
         self,
-        tensor: Callable[[KeyPath, torch.dtype, tuple[int, ...], Any], Any] | None,
-        array: Callable[[KeyPath, int], Any],
+        tensor: Callable[[KeyPath, torch.dtype, tuple[int, ...], object], object] | None,
+        array: Callable[[KeyPath, int], bytes | memoryview],
     ) -> None:
         self._read_tensor = tensor
         self._read_array = array
 
-    def decode(self, node: Any, key_path: KeyPath = (), target: Any = None) -> Any:
+    def decode(self, node: Json, key_path: KeyPath = (), target: object = None) -> Any:
         """The value that `node` stands for. What comes back can be saved again.
 
         Args:
-            node: as `Encoder` gives it.
+            node: as `JsonEncoder` gives it.
             key_path: of the value.
             target: tensors to fill, at their places in nested dicts and lists.
 
@@ -251,11 +210,12 @@ class Decoder:
         """
         if len(key_path) > MAX_DEPTH:
             raise RecursionError(f"more than {MAX_DEPTH} levels")
-        kind = type(node)
-        if kind is list:
-            return self._items(node, key_path, target)
-        if kind is not dict:
-            return _plain(node, kind)
+        if not isinstance(node, dict):
+            if isinstance(node, list):
+                return self._items(node, key_path, target)
+            if isinstance(node, str):
+                return check_text(node, "a string in it")
+            return check_int(node, "a number in it") if type(node) is int else node
         # A tag comes first, and JSON keeps the order.
         tag = next(iter(node), "")
         if not tag.startswith("$"):
@@ -263,113 +223,103 @@ class Decoder:
         if node.keys() - _BESIDE.get(tag, set()) != {tag}:
             raise ValueError(f"{tag} with {sorted(node)}")
         if tag == "$tensor":  # nearly all of them
-            name, shape = described if type(described := node[tag]) is list else _list(described)
-            dtype, shape = _dtype_of(name), shape_from(shape)
+            described: Any = node[tag]
+            name, sizes = described
+            dtype, shape = _dtype_of(name), shape_from(sizes)
             if self._read_tensor is None:
                 return TensorDescription(shape, dtype)
             return self._read_tensor(key_path, dtype, shape, target)
+        if (unpack := _UNPACKED.get(tag)) is not None:
+            return unpack(node[tag])
         # An unknown tag is an AttributeError, as damaged as anything else that isn't known.
         return getattr(self, f"_decode_{tag[1:]}")(node[tag], key_path, target, node)
 
-    def _mapping(self, nodes: dict[str, Any], key_path: KeyPath, target: Any) -> dict[str, Any]:
+    def _mapping(self, nodes: dict[str, Json], key_path: KeyPath, target: object) -> dict[str, object]:
         if not are_names(nodes):
             for key in nodes:
                 check_text(key, "a key in it")
         targets = target if isinstance(target, dict) else {}
-        decoded = {}
-        for key, item in nodes.items():
-            decoded[key] = self.decode(item, (*key_path, key), targets.get(key))
-        return decoded
+        return {key: self.decode(item, (*key_path, key), targets.get(key)) for key, item in nodes.items()}
 
-    def _items(self, nodes: Any, key_path: KeyPath, target: Any = None) -> list[Any]:
-        if len(key_path) < MAX_DEPTH and are_plain(_list(nodes)):
-            return list(nodes)
-        return [self._item(item, key_path, index, target) for index, item in enumerate(_list(nodes))]
+    def _items(self, nodes: list[Json], key_path: KeyPath, target: object) -> list[object]:
+        if len(key_path) < MAX_DEPTH and are_plain(nodes):
+            return [*nodes]
+        return [self.decode(item, (*key_path, index), _part(target, index)) for index, item in enumerate(nodes)]
 
-    def _item(self, node: Any, key_path: KeyPath, key: Any, target: Any) -> Any:
-        return self.decode(node, (*key_path, key), _part(target, key))
-
-    def _key(self, node: Any) -> Any:
+    def _key(self, node: Json) -> object:
         if not is_key(key := self.decode(node)):
             raise TypeError(f"a {type(key).__name__} as a key")
         return key
 
-    def _dict(self, node: Any, key_path: KeyPath, target: Any = None) -> dict[Any, Any]:
-        if type(decoded := self.decode(node, key_path, target)) is not dict:
-            raise TypeError(f"a {type(decoded).__name__}, where a dict was expected")
-        return decoded
+    def _decode_dict(self, pairs: Json, key_path: KeyPath, target: object, _: object) -> dict[object, object]:
+        decoded = [(self._key(key), item) for key, item in _exact(pairs, list)]
+        return {key: self.decode(item, (*key_path, key), _part(target, key)) for key, item in decoded}
 
-    def _decode_dict(self, pairs: Any, key_path: KeyPath, target: Any, _: Any) -> dict[Any, Any]:
-        decoded = [(self._key(key), item) for key, item in map(_list, _list(pairs))]
-        return {key: self._item(item, key_path, key, target) for key, item in decoded}
-
-    def _decode_ordered(self, inner: Any, key_path: KeyPath, target: Any, node: Any) -> Any:
-        ordered = OrderedDict(self._dict(inner, key_path, target))
+    def _decode_ordered(self, inner: Json, key_path: KeyPath, target: object, node: dict[str, Json]) -> object:
+        ordered = OrderedDict(_exact(self.decode(inner, key_path, target), dict))
         if "metadata" in node:
-            metadata = self._dict(node["metadata"], (*key_path, "$metadata"))
+            metadata = _exact(self.decode(node["metadata"], (*key_path, "$metadata")), dict)
             ordered._metadata = OrderedDict(metadata)  # type: ignore[attr-defined]
         return ordered
 
-    def _decode_counter(self, inner: Any, key_path: KeyPath, target: Any, _: Any) -> Any:
-        return Counter(self._dict(inner, key_path, target))
+    def _decode_counter(self, inner: Json, key_path: KeyPath, target: object, _: object) -> Counter[object]:
+        return Counter(_exact(self.decode(inner, key_path, target), dict))
 
-    def _decode_tuple(self, items: Any, key_path: KeyPath, target: Any, _: Any) -> Any:
-        return tuple(self._items(items, key_path, target))
+    def _decode_tuple(self, items: Json, key_path: KeyPath, target: object, _: object) -> tuple[object, ...]:
+        return tuple(self._items(_exact(items, list), key_path, target))
 
-    def _decode_set(self, items: Any, *_: Any) -> Any:
-        return {self._key(item) for item in _list(items)}
+    def _decode_set(self, items: Json, *_: object) -> set[object]:
+        return {self._key(item) for item in _exact(items, list)}
 
-    def _decode_float(self, text: Any, *_: Any) -> float:
-        return float(_text_of(text))
-
-    def _decode_complex(self, parts: Any, *_: Any) -> complex:
-        real, imaginary = map(self.decode, _list(parts))
+    def _decode_complex(self, parts: Json, *_: object) -> complex:
+        real, imaginary = map(self.decode, _exact(parts, list))
         return complex(float(real), float(imaginary))
 
-    def _decode_bytes(self, text: Any, *_: Any) -> bytes:
-        return base64.b64decode(_text_of(text), validate=True)
-
-    def _decode_bytearray(self, text: Any, *_: Any) -> bytearray:
-        return bytearray(self._decode_bytes(text))
-
-    def _decode_size(self, sizes: Any, *_: Any) -> torch.Size:
-        return torch.Size(shape_from(sizes))
-
-    def _decode_dtype(self, name: Any, *_: Any) -> torch.dtype:
-        return torch_member(name, torch.dtype)  # type: ignore[no-any-return]
-
-    def _decode_device(self, name: Any, *_: Any) -> torch.device:
-        return torch.device(_text_of(name))
-
-    def _decode_sparse(self, described: Any, key_path: KeyPath, *_: Any) -> Any:
-        layout, shape, encoded, *extra = _list(described)
-        names = ("indices", "values") if layout == "sparse_coo" else (*_COMPRESSED[torch_layout(layout)], "values")
+    def _decode_sparse(self, described: Json, key_path: KeyPath, *_: object) -> object:
+        name, shape, encoded, *extra = _exact(described, list)
+        layout, encoded = torch_member(name, torch.layout), _exact(encoded, dict)
+        names = ("indices", "values") if layout == torch.sparse_coo else (*_COMPRESSED[layout], "values")
         if tuple(encoded) != names:
-            raise ValueError(f"{layout} of {sorted(encoded)}")
+            raise ValueError(f"{name} of {sorted(encoded)}")
         parts = {name: self.decode(part, (*key_path, name), AT_ONCE) for name, part in encoded.items()}
         if all(isinstance(part, TensorDescription) for part in parts.values()):
             return parts  # the state is only being described
         # Without the check, wrong indices are accesses to any memory.
-        if layout == "sparse_coo":
+        if layout == torch.sparse_coo:
             (is_coalesced,) = extra
             return torch.sparse_coo_tensor(
                 **parts, size=shape_from(shape), is_coalesced=bool(is_coalesced), check_invariants=True
             )
         first, second, values = parts.values()
         return torch.sparse_compressed_tensor(
-            first, second, values, shape_from(shape), layout=torch_layout(layout), check_invariants=True
+            first, second, values, shape_from(shape), layout=layout, check_invariants=True
         )
 
-    def _decode_array(self, described: Any, key_path: KeyPath, *_: Any) -> Any:
-        code, sizes = _list(described)
+    def _decode_array(self, described: Json, key_path: KeyPath, *_: object) -> object:
+        code, sizes = _exact(described, list)
         dtype, shape = array_types.type_of(code), shape_from(sizes)
         num_bytes = math.prod(shape) * dtype.itemsize
         return array_types.array_of(dtype, shape, self._read_array(key_path, num_bytes) if num_bytes else b"")
 
-    def _decode_scalar(self, described: Any, *_: Any) -> Any:
-        code, content = _list(described)
-        return array_types.array_of(array_types.type_of(code), (), self._decode_bytes(content))[()]
 
+def _bytes(text: Json) -> bytes:
+    return base64.b64decode(_exact(text, str), validate=True)
+
+
+def _scalar(described: Json) -> object:
+    code, content = _exact(described, list)
+    return array_types.array_of(array_types.type_of(code), (), _bytes(content))[()]
+
+
+_UNPACKED: dict[str, Callable[[Json], object]] = {
+    "$float": lambda text: float(_exact(text, str)),
+    "$bytes": _bytes,
+    "$bytearray": lambda text: bytearray(_bytes(text)),
+    "$size": lambda sizes: torch.Size(shape_from(sizes)),
+    "$dtype": lambda name: torch_member(name, torch.dtype),
+    "$device": lambda name: torch.device(_exact(name, str)),
+    "$scalar": _scalar,
+}
 
 _BESIDE = {"$ordered": {"metadata"}}
 """The keys that may stand beside a tag."""
@@ -380,68 +330,48 @@ _QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.qui
 _MAX_SIZE = 2**63
 
 
-def _plain(value: Any, kind: type) -> Any:
-    if kind is str:
-        return check_text(value, "a string in it")
-    return check_int(value, "a number in it") if kind is int else value
-
-
-def _list(value: Any) -> list[Any]:
-    if type(value) is not list:
-        raise TypeError(f"a {type(value).__name__}, where a list was expected")
+def _exact(value: object, kind: type[Value]) -> Value:
+    if not isinstance(value, kind):
+        raise TypeError(f"a {type(value).__name__}, where a {kind.__name__} was expected")
     return value
 
 
-def _text_of(value: Any) -> str:
-    if type(value) is not str:
-        raise TypeError(f"a {type(value).__name__}, where a string was expected")
-    return value
-
-
-def shape_from(sizes: Any) -> tuple[int, ...]:
+def shape_from(sizes: Json) -> tuple[int, ...]:
     """Sizes or offsets that a file names.
 
     Raises:
         TypeError, ValueError: they aren't a list of numbers, none of which is negative.
     """
-    for size in sizes if type(sizes) is list else _list(sizes):
+    if not isinstance(sizes, list):
+        raise TypeError(f"a {type(sizes).__name__} as a shape")
+    shape: tuple[Any, ...] = tuple(sizes)
+    for size in shape:
         if type(size) is not int or not 0 <= size < _MAX_SIZE:
             raise ValueError(f"{size!r} in a shape")
-    return tuple(sizes)
+    return shape
 
 
 @functools.cache
 def _dtype_of(name: str) -> torch.dtype:
-    """The type of a tensor's elements.
-
-    Raises:
-        ValueError: this torch has none of that name, or no tensor has it as it is.
-    """
+    """The type of a tensor's elements, if a tensor can have it as it is."""
     if (dtype := torch_member(name, torch.dtype)) in _QUANTIZED:
         raise ValueError(f"a tensor of type {name}")
-    return dtype  # type: ignore[no-any-return]
+    return dtype
 
 
-def torch_layout(name: Any) -> Any:
-    """`torch.sparse_csr` for `sparse_csr`."""
-    return torch_member(name, torch.layout)
-
-
-def torch_member(name: Any, kind: type) -> Any:
+def torch_member(name: Json, kind: type[Value]) -> Value:
     """`torch.float32` for `float32`.
 
     Raises:
         TypeError, ValueError: this torch has none of that name and kind.
     """
     # Not by getattr, which imports parts of torch for some names.
-    if not isinstance(member := vars(torch).get(_text_of(name)), kind):
+    if not isinstance(member := vars(torch).get(_exact(name, str)), kind):
         raise ValueError(f"torch {torch.__version__} has no {kind.__name__} {name!r}")
     return member
 
 
-def _part(target: Any, key: Any) -> Any:
-    if target is None:
-        return None
+def _part(target: object, key: object) -> object:
     if isinstance(target, dict):
         return target.get(key)
     if isinstance(target, list | tuple) and type(key) is int and key < len(target):

@@ -47,7 +47,7 @@ def convert_checkpoint(
         writer.teardown()
 
 
-def _writer_of(path: PathLike) -> Mapping[str, Any]:
+def _writer_of(path: PathLike) -> Mapping[str, object]:
     folder = formats.open_folder(path)
     return {} if folder.is_file() else formats.with_folder(folder, lambda reader: reader.manifest.writer)
 
@@ -89,10 +89,10 @@ class _PassedOn:
     def barrier(self) -> None:
         """Return at once: there is no other rank to wait for."""
 
-    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
+    def broadcast_object(self, obj: object, src: int = 0) -> Any:
         return obj
 
-    def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
+    def gather_objects(self, obj: object, dst: int = 0) -> list[Any] | None:
         return [obj]
 
     def in_background(self) -> Collectives:

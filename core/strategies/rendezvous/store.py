@@ -81,9 +81,9 @@ def announce_exit(store: Store, rank: int, is_there: Callable[[], bool]) -> None
         # A forked child inherits the handler, and doesn't speak for its parent.
         if os.getpid() == pid and is_there():
             with contextlib.suppress(RuntimeError):
-                # The name before the flag: a rank that sees the flag looks for names.
-                store.set(_left(rank), "")
-                store.set(_ANY_LEFT, "")
+                # The name before the flag: a rank that sees the flag looks for names. In one message: the second to a
+                # server that has gone since is what torch warns of.
+                store.multi_set([_left(rank), _ANY_LEFT], ["", ""])  # type: ignore[attr-defined]  # torch's stub
 
     atexit.register(leave)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.contract import ConfigurationError, Logger, UnknownAliasError
 from core.registry import LOGGER_REGISTRY
@@ -52,7 +52,7 @@ def make_callbacks(
     return sorted(chosen, key=lambda callback: callback.found_as == "checkpoint_callback")
 
 
-def _make_callback(item: Any) -> Callback:
+def _make_callback(item: object) -> Callback:
     if isinstance(item, str):
         from core.registry import load_hooks
         from core.trainer.callbacks.adapters import hook_callback
@@ -125,7 +125,7 @@ def _make_logger(alias: str, root: PathLike | None) -> Logger:
     return LOGGER_REGISTRY.create(offer, **({"save_dir": root} if takes_folder and root is not None else {}))
 
 
-def make_profiler(profiler: Any) -> Profiler | None:
+def make_profiler(profiler: object) -> Profiler | None:
     """The user's profiler; None is none.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.contract import ConfigurationError
 from core.trainer.hooks.data_hooks import DataHooks
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def check_fit_call(
     options: TrainerOptions,
     model: nn.Module,
-    train_dataloaders: Any,
-    val_dataloaders: Any,
+    train_dataloaders: object,
+    val_dataloaders: object,
     datamodule: DataModule | None,
 ) -> FitCall:
     """The arguments of `fit`, checked."""
@@ -38,7 +38,7 @@ def check_fit_call(
 
 
 def check_sources(
-    role: Role, module: nn.Module, loaders: Any, datamodule: DataModule | None
+    role: Role, module: nn.Module, loaders: object, datamodule: DataModule | None
 ) -> tuple[list[Source], DataModule | None]:
     """The loaders of a stage without training, and the data module, from the user's arguments."""
     loaders, datamodule = split_datamodule(loaders, datamodule)
@@ -46,7 +46,7 @@ def check_sources(
     return [source], datamodule
 
 
-def find_source(role: Role, given: Any, datamodule: DataModule | None, module: nn.Module) -> Source | None:
+def find_source(role: Role, given: object, datamodule: DataModule | None, module: nn.Module) -> Source | None:
     """The source of loaders. Arguments come before the data module, and that before the module; None without any.
 
     Raises:
@@ -74,7 +74,7 @@ def need_source(source: Source | None, role: Role, datamodule: DataModule | None
     )
 
 
-def find_validation(given: Any, datamodule: DataModule | None, module: nn.Module) -> list[Source]:
+def find_validation(given: object, datamodule: DataModule | None, module: nn.Module) -> list[Source]:
     """The source of validation within `fit`, if there is one.
 
     Loaders that were passed need a `validation_step`. Those of a hook, which may serve several modules, are left alone
@@ -107,7 +107,7 @@ def check_reload(options: TrainerOptions, sources: Sequence[Source]) -> None:
         )
 
 
-def split_datamodule(loaders: Any, datamodule: Any, *others: Any) -> tuple[Any, DataModule | None]:
+def split_datamodule(loaders: object, datamodule: object, *others: object) -> tuple[object, DataModule | None]:
     """Separate loaders from a data module, which may stand in their place.
 
     Raises:

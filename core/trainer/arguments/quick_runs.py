@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.contract import ConfigurationError
 from core.trainer.logging.rank_loggers import SilentLogger
@@ -21,7 +21,7 @@ _NOT_BAREBONES = (
 )
 
 
-def count_batches(fast_dev_run: Any) -> int:
+def count_batches(fast_dev_run: object) -> int:
     """The number of batches of everything that a quick run takes; 0 if it is none.
 
     Raises:
@@ -67,7 +67,7 @@ def silence(loggers: list[Logger], num_batches: int) -> list[Logger]:
     return loggers if not num_batches else [SilentLogger("fast_dev_run", None, None) for _ in loggers]
 
 
-def check_barebones(arguments: Mapping[str, Any]) -> None:
+def check_barebones(arguments: Mapping[str, object]) -> None:
     """Refuse arguments of the Trainer that ask for what barebones leaves out; None, False and 0 ask for nothing.
 
     Raises:

@@ -58,7 +58,7 @@ class HookPlugin(Callback):
         return f"{HookPlugin.__qualname__}:{self.name}"
 
 
-def hook_callback(name: str, plugin: Any) -> Callback:
+def hook_callback(name: str, plugin: object) -> Callback:
     """Make a callback of a plugin that `core.registry.load_hooks` has checked.
 
     Args:

@@ -77,7 +77,7 @@ class EarlyStopping(Callback):
         self.check_on_train_epoch_end = check_on_train_epoch_end
         self.wait_count = self.stopped_epoch = 0
         self.stopping_reason = ""
-        self._best = self._worst
+        self._best = math.inf if self.mode == "min" else -math.inf
         self._renewed: set[str] = set()
         self._waits = False
 
@@ -163,7 +163,10 @@ class EarlyStopping(Callback):
         if self.divergence_threshold is not None and self._is_better(self.divergence_threshold, value):
             return f"{self.monitor} is {value:.4g}, worse than the threshold {self.divergence_threshold:.4g}."
         if self._is_better(value, self._best, by=self.min_delta):
-            self._improve(trainer, value)
+            if self.verbose:
+                before = f" from {self._best:.4g}" if math.isfinite(self._best) else ""
+                trainer.print(f"EarlyStopping: {self.monitor} improved{before} to {value:.4g}.")
+            self._best, self.wait_count = value, 0
             return None
         self.wait_count += 1
         if self.wait_count < self.patience:
@@ -175,15 +178,5 @@ class EarlyStopping(Callback):
             f"({limits})."
         )
 
-    def _improve(self, trainer: TrainerViews, value: float) -> None:
-        if self.verbose:
-            before = f" from {self._best:.4g}" if math.isfinite(self._best) else ""
-            trainer.print(f"EarlyStopping: {self.monitor} improved{before} to {value:.4g}.")
-        self._best, self.wait_count = value, 0
-
     def _is_better(self, value: float, other: float, by: float = 0.0) -> bool:
         return value < other - by if self.mode == "min" else value > other + by
-
-    @property
-    def _worst(self) -> float:
-        return math.inf if self.mode == "min" else -math.inf

@@ -36,8 +36,8 @@ class Layer:
     num_parameters: int
     trains: bool
     flops: int | None = None
-    in_size: Any = None
-    out_size: Any = None
+    in_size: object = None
+    out_size: object = None
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ def count_here(parameter: nn.Parameter) -> int:
 def summarize(
     module: nn.Module,
     max_depth: int = 1,
-    run_example: Callable[[], Any] | None = None,
+    run_example: Callable[[], object] | None = None,
     count: Callable[[nn.Parameter], int] = count_here,
 ) -> ModuleSummary:
     """Look at a module.
@@ -129,21 +129,21 @@ class _Observed:
 
     counts: dict[str, int]
     root: str
-    sizes: dict[str, tuple[Any, Any]]
+    sizes: dict[str, tuple[object, object]]
 
     def flops(self, name: str) -> int:
         """The operations of a module, by its path; torch's counter puts the root's class in front."""
         return self.counts.get(f"{self.root}.{name}" if name else _ROOT, 0)
 
 
-def _observe(module: nn.Module, chosen: Mapping[str, nn.Module], run_example: Callable[[], Any]) -> _Observed:
+def _observe(module: nn.Module, chosen: Mapping[str, nn.Module], run_example: Callable[[], object]) -> _Observed:
     """Run the example once, in evaluation mode, leaving no trace."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    sizes: dict[str, tuple[Any, Any]] = {}
+    sizes: dict[str, tuple[object, object]] = {}
 
     def see(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, inputs: Any, output: Any) -> None:
+        def hook(_: nn.Module, inputs: object, output: object) -> None:
             # Of a layer that is called several times, the first call counts.
             sizes.setdefault(name, (_shapes(inputs), _shapes(output)))
 
@@ -164,7 +164,7 @@ def _observe(module: nn.Module, chosen: Mapping[str, nn.Module], run_example: Ca
     return _Observed(counts, type(module).__name__, sizes)
 
 
-def _shapes(value: Any) -> Any:
+def _shapes(value: Any) -> object:
     """Shapes of the tensors in a structure; a single one without its list."""
     if isinstance(value, torch.Tensor):
         return list(value.shape)

@@ -61,15 +61,12 @@ def _make_count(strategy: Any, module: nn.Module) -> Callable[[nn.Parameter], in
     if Capability.SHARDED_STATE not in strategy.capabilities:
         return count_here
     state = strategy.get_module_state_dict(module, layout="sharded")
-    sizes = {id(parameter): _numel(state.get(name)) for name, parameter in module.named_parameters()}
+    named = module.named_parameters()
+    sizes = {id(each): int(leaf.numel()) for name, each in named if hasattr(leaf := state.get(name), "numel")}
     return lambda parameter: sizes.get(id(parameter)) or count_here(parameter)
 
 
-def _numel(leaf: Any) -> int:
-    return int(leaf.numel()) if hasattr(leaf, "numel") else 0
-
-
-def _make_example(trainer: TrainerViews, module: nn.Module) -> Callable[[], Any] | None:
+def _make_example(trainer: TrainerViews, module: nn.Module) -> Callable[[], object] | None:
     """Runs the module's example, on the device and in the precision of the run; None if there is none."""
     strategy = trainer.strategy
     with _same_random_state(strategy):  # it may be a property that draws
@@ -96,7 +93,7 @@ def _same_random_state(strategy: Any) -> Iterator[None]:
         accelerator.set_rng_state(random_states[1], device)
 
 
-def _call(module: nn.Module, example: Any) -> None:
+def _call(module: nn.Module, example: object) -> None:
     if isinstance(example, Mapping):
         module(**example)
     elif isinstance(example, tuple):
@@ -131,7 +128,7 @@ def to_text(summary: ModuleSummary) -> str:
     return "\n".join([line(header), rule, *map(line, rows), rule, *_totals(summary)])
 
 
-def to_rich(summary: ModuleSummary) -> Any:
+def to_rich(summary: ModuleSummary) -> object:
     """The table, for a terminal or a notebook."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

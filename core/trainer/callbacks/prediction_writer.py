@@ -45,8 +45,8 @@ class BasePredictionWriter(Callback):
                 f"{', '.join(map(repr, _INTERVALS))}."
             )
         self.write_interval = write_interval
-        self._predictions: list[list[Any]] = []
-        self._indices: list[list[Any]] = []
+        self._predictions: list[list[object]] = []
+        self._indices: list[list[object]] = []
         if write_interval != "epoch":
             _refuse_missing(self, "write_on_batch_end")
         if write_interval != "batch":
@@ -124,19 +124,19 @@ class BasePredictionWriter(Callback):
         self._predictions, self._indices = [], []
 
 
-def _take_indices(loader: Any) -> Any:
+def _take_indices(loader: object) -> Any:
     """Indices of the batch that the loop has just taken."""
     sampler = _knowing_sampler(loader)
     return sampler.advance() if sampler is not None else None
 
 
-def _knowing_sampler(loader: Any) -> Any:
+def _knowing_sampler(loader: object) -> Any:
     """The sampler that cuts the shards, or notes what it gives; None if there is none."""
     samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
     return next((sampler for sampler in samplers if hasattr(sampler, "advance")), None)
 
 
-def _noted(loader: Any) -> Any:
+def _noted(loader: object) -> object:
     return loader if _knowing_sampler(loader) is not None else with_noted_indices(loader)
 
 
@@ -148,7 +148,7 @@ def _refuse_missing(writer: BasePredictionWriter, method: str) -> None:
         )
 
 
-def with_noted_indices(loader: Any) -> Any:
+def with_noted_indices(loader: object) -> object:
     """A copy of a DataLoader, with a sampler whose `advance()` returns the indices of the next batch.
 
     Any other loader, whose batches have no indices, is returned as it is.
@@ -168,7 +168,7 @@ class NotedSampler(Sampler[Any]):
 
     def __init__(self, order: Any) -> None:
         self.order = order
-        self._on_the_way: deque[Any] = deque()
+        self._on_the_way: deque[object] = deque()
 
     def __iter__(self) -> Iterator[Any]:
         self._on_the_way.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.contract import EventHooks, near_names
 from core.trainer.hooks.argument_counts import count_accepted, hook_arguments
@@ -80,7 +80,7 @@ def check_hooks(module: nn.Module, callbacks: Sequence[Callback], datamodule: Da
     _check_methods(module)
 
 
-def _check_events(listener: Any, *, skip: int, least: int) -> None:
+def _check_events(listener: object, *, skip: int, least: int) -> None:
     for name in _EVENTS:
         if overrides(listener, name):
             count_accepted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import Capability, ConfigurationError, UnsupportedError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _OWN_STEPS = OWN_OPTIMIZERS | Capability.OWNS_STEP | Capability.OWNS_ACCUMULATION | Capability.OWNS_SCHEDULER
 
 
-def check_copied_fit(who: str, strategy: Strategy, module: Any) -> None:
+def check_copied_fit(who: str, strategy: Strategy, module: object) -> None:
     """Refuse what can't run on copies.
 
     Args:
@@ -67,8 +67,8 @@ def fit_on_copies(trainer: TrainerViews, call: FitCall, callback: Callback, *, m
         source = _copied_source(call, run.module, run.datamodule)
         run.loaders = Loaders(run.options, [source])
         # A Trainer of the same class, which has this run and leaves that of the other one alone.
-        run.trainer = copy.copy(trainer)
-        run.trainer.run = run
+        run.trainer = copied = copy.copy(trainer)
+        copied.run = run
         launch(run, [source])
 
 

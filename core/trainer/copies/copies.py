@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-def copy_owner(owner: Any) -> Any:
+def copy_owner(owner: object) -> Any:
     """A copy of a module or data module, with the same data sets.
 
     Raises:
@@ -24,7 +24,7 @@ def copy_owner(owner: Any) -> Any:
     return _copied(owner, f"{type(owner).__name__}", _data_in(vars(owner).values()))
 
 
-def copy_loaders(loaders: Any, argument: str) -> Any:
+def copy_loaders(loaders: object, argument: str) -> object:
     """Copies of loaders, each with a sampler and generators of its own, over the same data sets.
 
     Raises:
@@ -44,7 +44,7 @@ def copy_loaders(loaders: Any, argument: str) -> Any:
     return _copied(loaders, argument, _data_in(leaves, shares_others=True))
 
 
-def _data_in(values: Iterable[Any], *, shares_others: bool = False) -> Iterator[Any]:
+def _data_in(values: Iterable[object], *, shares_others: bool = False) -> Iterator[object]:
     """The objects that a copy shares: data sets, and running workers of loaders."""
     for value in values:
         if isinstance(value, DataLoader):
@@ -54,7 +54,7 @@ def _data_in(values: Iterable[Any], *, shares_others: bool = False) -> Iterator[
             yield value
 
 
-def _copied(value: Any, name: str, shared: Iterable[Any]) -> Any:
+def _copied(value: object, name: str, shared: Iterable[object]) -> object:
     try:
         return copy.deepcopy(value, {id(one): one for one in shared if one is not None})
     except Exception as error:

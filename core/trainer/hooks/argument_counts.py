@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.contract import EventHooks, ModuleError
 
@@ -15,8 +15,8 @@ _STEP = ("batch", "batch_idx", "dataloader_idx")
 
 
 def call_with(
-    call: Callable[..., Any], method: Callable[..., Any], *, num_arguments: int, num_loaders: int = 1
-) -> Callable[..., Any]:
+    call: Callable[..., object], method: Callable[..., object], *, num_arguments: int, num_loaders: int = 1
+) -> Callable[..., object]:
     """`call` with as many of the arguments of a step as `method` takes.
 
     Args:
@@ -34,7 +34,7 @@ def call_with(
     return cut(call, num_arguments, num_taken)
 
 
-def cut(call: Callable[..., Any], num_given: int, num_taken: int) -> Callable[..., Any]:
+def cut(call: Callable[..., object], num_given: int, num_taken: int) -> Callable[..., object]:
     """A function that takes `num_given` arguments and passes the first `num_taken` on; `call` if that is all."""
     if num_taken >= num_given:
         return call
@@ -47,7 +47,7 @@ def cut(call: Callable[..., Any], num_given: int, num_taken: int) -> Callable[..
     return lambda *arguments: call(*arguments[:num_taken])
 
 
-def count_accepted(method: Callable[..., Any], names: Sequence[str], *, least: int, owner: str = "") -> int:
+def count_accepted(method: Callable[..., object], names: Sequence[str], *, least: int, owner: str = "") -> int:
     """The number of given arguments that a method takes.
 
     Args:
@@ -76,7 +76,7 @@ def count_accepted(method: Callable[..., Any], names: Sequence[str], *, least: i
     return accepted
 
 
-def _num_named(method: Callable[..., Any]) -> int:
+def _num_named(method: Callable[..., object]) -> int:
     """Positional parameters with a name of their own, `*args` aside."""
     parameters = inspect.signature(method).parameters.values()
     return sum(item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD) for item in parameters)

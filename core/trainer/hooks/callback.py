@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Callback(EventHooks):
+class Callback(EventHooks[Any]):
     """Actions around training, apart from the research code. Meant to be subclassed.
 
     Override the hooks that you need (`core.contract.EventHooks` lists them in the order in which they happen); one that
@@ -78,7 +78,7 @@ class Callback(EventHooks):
             for name in ("state_dict", "load_state_dict", "on_save_checkpoint", "on_load_checkpoint")
         )
 
-    def _key_with(self, **options: Any) -> str:
+    def _key_with(self, **options: object) -> str:
         """A state key that distinguishes callbacks of one class by their options."""
         return f"{type(self).__name__}{options}"
 

@@ -61,22 +61,22 @@ class Events:
             found.append(self._profiled(self._module, name, _shortened(getattr(self._module, name), name)))
         return found if last is False else found + self._bind(final, name)
 
-    def _bind_datamodule(self, name: str) -> list[Callable[..., Any]]:
+    def _bind_datamodule(self, name: str) -> list[Callable[..., object]]:
         if name not in _DATAMODULE_HOOKS or self._datamodule is None or not overrides(self._datamodule, name):
             return []
         return [self._profiled(self._datamodule, name, getattr(self._datamodule, name))]
 
-    def _bind(self, callbacks: Sequence[Callback], name: str) -> list[Callable[..., Any]]:
+    def _bind(self, callbacks: Sequence[Callback], name: str) -> list[Callable[..., object]]:
         return [
             self._profiled(callback, name, _shortened(self._bound(callback, name), name))
             for callback in callbacks
             if overrides(callback, name)
         ]
 
-    def _bound(self, callback: Callback, name: str) -> Callable[..., Any]:
+    def _bound(self, callback: Callback, name: str) -> Callable[..., object]:
         return partial(getattr(callback, name), self._trainer, self._module)
 
-    def _profiled(self, listener: object, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _profiled(self, listener: object, name: str, call: Callable[..., object]) -> Callable[..., object]:
         if self._profiler is None:
             return call
         return self._profiler.wrap(f"{type(listener).__qualname__}.{name}", call)
@@ -87,20 +87,20 @@ class Events:
         if len(listeners) < 2:
             return listeners[0] if listeners else None
 
-        def call_all(*args: Any) -> Any:
+        def call_all(*args: object) -> object:
             # All are called, also after one has answered -1.
             answers = [listener(*args) for listener in listeners]
             return -1 if any(answer == -1 for answer in answers) else None
 
         return call_all
 
-    def emit(self, name: str, *args: Any, last: bool | None = None) -> None:
+    def emit(self, name: str, *args: object, last: bool | None = None) -> None:
         """Call all listeners now. For events outside of steps."""
         for listener in self.listeners(name, last=last):
             listener(*args)
 
 
-def _shortened(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _shortened(method: Callable[..., object], name: str) -> Callable[..., object]:
     """The hook without arguments at its end that it leaves out. Trainer and module are bound, or not given to it."""
     if not hasattr(EventHooks, name):
         return method
@@ -110,8 +110,11 @@ def _shortened(method: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def overrides(listener: object, name: str) -> bool:
     """True if a callback or module has a hook of its own, rather than the empty one of its base class."""
-    method = getattr(listener, name, None)
-    if method is None:
-        return False
+    return override_of(listener, name) is not None
+
+
+def override_of(listener: object, name: str) -> Callable[..., Any] | None:
+    """The hook that a callback or module has of its own; None if it has the empty one of its base class, or none."""
+    method: Callable[..., Any] | None = getattr(listener, name, None)
     function = getattr(method, "__func__", method)
-    return function is not getattr(EventHooks, name, None) and not is_empty_hook(function)
+    return None if function is getattr(EventHooks, name, None) or is_empty_hook(function) else method

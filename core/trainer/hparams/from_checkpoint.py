@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def load_module(
-    cls: type[Any],
+    cls: type[object],
     path: PathLike,
     map_location: Any,
     strict: bool | None,
@@ -51,7 +51,7 @@ def load_module(
 
 
 def load_datamodule(
-    cls: type[Any], path: PathLike, arguments: Mapping[str, Any], hparams_file: PathLike | None = None
+    cls: type[object], path: PathLike, arguments: Mapping[str, Any], hparams_file: PathLike | None = None
 ) -> Any:
     """See `core.DataModule.load_from_checkpoint`."""
     saved = TorchCheckpointIO().load_checkpoint(path, collectives=Session(Strategy()).collectives)
@@ -85,7 +85,7 @@ def _as_device(map_location: Any) -> torch.device | None:
         ) from error
 
 
-def read_hparams(path: PathLike) -> dict[str, Any]:
+def read_hparams(path: PathLike) -> dict[str, object]:
     """The hyperparameters by name, from a local `.json`, `.yaml` or `.yml`. Nothing in it is executed.
 
     Raises:
@@ -104,7 +104,7 @@ def read_hparams(path: PathLike) -> dict[str, Any]:
     return values
 
 
-def _parse_yaml(text: str) -> Any:
+def _parse_yaml(text: str) -> object:
     try:
         import yaml  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:

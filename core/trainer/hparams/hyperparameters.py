@@ -91,7 +91,7 @@ class HasHyperparameters:
         return _copied(self.__dict__.get("_hparams_initial", {}))
 
 
-def hparams_of(owner: Any) -> Mapping[str, Any]:
+def hparams_of(owner: object) -> Mapping[str, object]:
     """The `hparams` of a module or data module of whatever class; empty if it has none."""
     hparams = getattr(owner, "hparams", None)
     if isinstance(hparams, Namespace):
@@ -99,7 +99,7 @@ def hparams_of(owner: Any) -> Mapping[str, Any]:
     return hparams if isinstance(hparams, Mapping) else {}
 
 
-def to_checkpoint(owner: Any) -> dict[str, Any]:
+def to_checkpoint(owner: object) -> dict[str, object]:
     """The sections of a checkpoint from which `load_from_checkpoint` makes the module again."""
     if not (hparams := hparams_of(owner)):
         return {}
@@ -159,7 +159,7 @@ def unplain(values: Mapping[str, Any]) -> dict[str, str]:
     return reasons
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     """Nested mappings and sequences as dicts and lists: those of config libraries are of classes of their own."""
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
@@ -178,14 +178,14 @@ def _holds_config(value: Any) -> bool:
     return False
 
 
-def _reachable(value: Any) -> Any:
+def _reachable(value: Any) -> object:
     """A saved value whose dicts, and those in its lists, have their items as attributes, as in a config."""
     if type(value) is dict:
         return Hyperparameters({name: _reachable(item) for name, item in value.items()})
     return [_reachable(item) for item in value] if type(value) is list else value
 
 
-def _collect(owner: Any, frame: FrameType | None) -> dict[str, Any]:
+def _collect(owner: object, frame: FrameType | None) -> dict[str, object]:
     """Arguments of the `__init__` that called, and of those of subclasses around it."""
     values: dict[str, Any] | None = None
     # From the base class's `__init__` outwards: of two arguments of one name, the subclass's counts.
@@ -200,18 +200,18 @@ def _collect(owner: Any, frame: FrameType | None) -> dict[str, Any]:
     return values
 
 
-def _is_init_of(owner: Any, frame: FrameType) -> bool:
+def _is_init_of(owner: object, frame: FrameType) -> bool:
     code = frame.f_code
     return code.co_name == "__init__" and code.co_argcount > 0 and frame.f_locals.get(code.co_varnames[0]) is owner
 
 
-def _arguments(frame: FrameType) -> dict[str, Any]:
+def _arguments(frame: FrameType) -> dict[str, object]:
     names, _, keywords, values = inspect.getargvalues(frame)
     arguments = {name: values[name] for name in names[1:]}
     return {**arguments, **(values[keywords] if keywords else {})}
 
 
-def _select(values: dict[str, Any], names: tuple[Any, ...]) -> dict[str, Any]:
+def _select(values: dict[str, Any], names: tuple[Any, ...]) -> dict[str, object]:
     for name in names:
         if name not in values:
             hint = did_you_mean(str(name), values)
@@ -221,7 +221,7 @@ def _select(values: dict[str, Any], names: tuple[Any, ...]) -> dict[str, Any]:
     return {name: values[name] for name in names} if names else values
 
 
-def _as_dict(given: Any) -> dict[str, Any]:
+def _as_dict(given: object) -> dict[str, object]:
     if isinstance(given, Mapping):
         return {str(name): value for name, value in given.items()}
     if isinstance(given, Namespace):
@@ -234,7 +234,7 @@ def _as_dict(given: Any) -> dict[str, Any]:
     )
 
 
-def _name_of(given: Any, frame: FrameType) -> str | None:
+def _name_of(given: object, frame: FrameType) -> str | None:
     """The argument of `__init__` that is this object: it gets the hyperparameters when the module is made again."""
     if frame.f_code.co_name != "__init__":
         return None

@@ -121,7 +121,7 @@ def describe_type(name: str, value: Any) -> str:
     )
 
 
-def describe_size(name: str, batch: Any, size: int | None) -> str:
+def describe_size(name: str, batch: object, size: int | None) -> str:
     """A batch that doesn't say how many samples it has, or says several things."""
     what = f"how many samples a batch has ({type(batch).__name__}"
     if size is None:

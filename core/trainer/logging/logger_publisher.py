@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.trainer.logging.scalar_widths import read
 
@@ -44,7 +44,7 @@ class LoggerPublisher:
         self._check_losses(values)
         return values
 
-    def publish_step(self, metrics: MetricCollector, output: Any, module: nn.Module) -> None:
+    def publish_step(self, metrics: MetricCollector, output: object, module: nn.Module) -> None:
         """All ranks. Hand the newest step values to the loggers, and look at the last output of `training_step`.
 
         Waits for the device once.

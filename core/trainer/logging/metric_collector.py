@@ -14,8 +14,8 @@ from core.data import is_ambiguous, size_of
 from core.trainer.logging import log_errors
 from core.trainer.logging.computed_metric import ComputedMetric
 from core.trainer.logging.metric_entry import REDUCTIONS, Entry, join_totals
+from core.trainer.logging.non_finite_losses import weight_in
 from core.trainer.logging.scalar_widths import to_tensor, widen
-from core.trainer.logging.step_outputs import weight_in
 from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ class MetricCollector:
     on_epoch_default: bool
     entries: dict[str, Entry] = field(default_factory=dict)
     closed: str | None = BEFORE_AND_AFTER
-    sync_step: Callable[[Any, str], Any] | None = None
+    sync_step: Callable[[object, str], object] | None = None
     batch: Any = None
     weight: float | Tensor | None = None
-    held: list[tuple[Entry, Any]] | None = None
+    held: list[tuple[Entry, object]] | None = None
     share: float | None = None
     dataloader_idx: int | None = None
     has_weighed: bool = False
@@ -159,7 +159,7 @@ class MetricCollector:
         if entry.on_epoch and self.share != 0:
             entry.add_weighted(value, weight)
 
-    def release(self, output: Any) -> None:
+    def release(self, output: object) -> None:
         """Add what the running step has logged, with the weight that its output has.
 
         Args:
@@ -325,7 +325,7 @@ def _as_number(name: str, value: Any) -> int | float:
     return number if isinstance(number, int) else float(number)
 
 
-def _reduce_step(strategy: Strategy, value: Any, reduction: str) -> Any:
+def _reduce_step(strategy: Strategy, value: Any, reduction: str) -> object:
     wide = widen(to_tensor(value, strategy.root_device), is_float=reduction == "mean")
     reduced = strategy.reduce(wide, reduce_op=reduction)
     num_copies = strategy.world_size // strategy.data_parallel_size  # ranks of one shard have logged the same
@@ -334,7 +334,7 @@ def _reduce_step(strategy: Strategy, value: Any, reduction: str) -> Any:
     return reduced / num_copies if reduced.is_floating_point() else reduced // num_copies
 
 
-def _module_paths(metrics: dict[str, Any], module: nn.Module | None) -> dict[str, str]:
+def _module_paths(metrics: dict[str, object], module: nn.Module | None) -> dict[str, str]:
     """The path of each metric in the module, by the name under which it is logged."""
     if not metrics or module is None:
         return {}
@@ -368,20 +368,17 @@ def _gather(
 
 
 def _partial(entry: Entry) -> _Reduction:
-    total = entry.total
+    total, count = entry.total, entry.count
+    number = count.item() if isinstance(count, Tensor) else count
     # `+` makes an int of a bool.
-    return entry.reduce_fx, total.item() if isinstance(total, Tensor) else +total, _number_of(entry.count)
-
-
-def _number_of(count: float | Tensor) -> float:
-    return count.item() if isinstance(count, Tensor) else count
+    return entry.reduce_fx, total.item() if isinstance(total, Tensor) else +total, number
 
 
 def _has_last(entry: Entry) -> bool:
     return entry.last is not None or getattr(entry.metric, "_forward_cache", None) is not None
 
 
-def _last(entry: Entry) -> Any:
+def _last(entry: Entry) -> object:
     if entry.last_dtype is not None:
         return torch.tensor(entry.last, dtype=entry.last_dtype)
     return entry.last if entry.metric is None else entry.metric._forward_cache

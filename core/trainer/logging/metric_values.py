@@ -34,7 +34,7 @@ class MetricValues:
         for metrics in self._all_metrics():
             metrics.collectors = self._all_metrics()
         self.losses = NonFiniteLossCheck(progress)
-        self._kept: dict[str, Any] = {}  # of epochs reduced, of steps of a stage that has paused, of callbacks
+        self._kept: dict[str, object] = {}  # of epochs reduced, of steps of a stage that has paused, of callbacks
 
     def newest(self) -> dict[str, Tensor]:
         """Scalar CPU tensors by name. Waits for the device."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from core.contract import NonFiniteLossError
-from core.trainer.logging.step_outputs import loss_in, weight_in
 from core.trainer.settings.warn_at import warn_at
 
 if TYPE_CHECKING:
@@ -28,6 +27,16 @@ _CURE = (
 )
 
 
+def loss_in(output: object) -> object:
+    """The loss in what a `training_step` returns, whatever it is; None if there is none."""
+    return output.get("loss") if isinstance(output, dict) else output
+
+
+def weight_in(output: object) -> Any:
+    """The number of items that the loss is a mean over; None if none was given."""
+    return output.get("weight") if isinstance(output, dict) else None
+
+
 class NonFiniteLossCheck:
     """Warns once a stage of a training loss, and once of every other loss that is logged. Never waits for the device.
 
@@ -40,7 +49,7 @@ class NonFiniteLossCheck:
         self._warned: set[str] = set()
         self._last_finite: int | None = None
         self._since: int | None = None
-        self._value: Any = None
+        self._value: object = None
 
     def begin_stage(self) -> None:
         """Forget the warnings given so far."""
@@ -56,7 +65,7 @@ class NonFiniteLossCheck:
         return f"The loss has been {self._value} since step {self._since} {after}: weights that come of it are useless."
 
     @staticmethod
-    def loss_of(output: Any) -> Tensor | None:
+    def loss_of(output: object) -> Tensor | None:
         """The plain loss, of one element, in an output of `training_step`; None if there is none."""
         loss = loss_in(output)
         return loss if type(loss) is Tensor and loss.numel() == 1 else None
@@ -89,7 +98,7 @@ class NonFiniteLossCheck:
                 # One warning for the loss that training_step returned and one that it logged.
                 self._warn(_TRAINING if name in training else name, f"The logged loss {name!r} is {value}")
 
-    def _warn(self, key: str, what: str, function: Callable[..., Any] | None = None) -> None:
+    def _warn(self, key: str, what: str, function: Callable[..., object] | None = None) -> None:
         if self._warns and key not in self._warned:
             self._warned.add(key)
             step, epoch = self._progress.global_step, self._progress.epoch
@@ -97,7 +106,7 @@ class NonFiniteLossCheck:
 
 
 def guarded(
-    compute_loss: Callable[[Any, int], Tensor | None],
+    compute_loss: Callable[[object, int], Tensor | None],
     module: nn.Module,
     progress: Progress,
     weight: Callable[[], float | Tensor | None],
@@ -112,7 +121,7 @@ def guarded(
     """
     name = type(module).__name__
 
-    def compute_finite_loss(batch: Any, batch_idx: int) -> Tensor | None:
+    def compute_finite_loss(batch: object, batch_idx: int) -> Tensor | None:
         loss = compute_loss(batch, batch_idx)
         if loss is not None and weight() != 0:
             refuse_non_finite(loss, f"{name}.training_step returned", progress, batch_idx)

@@ -52,13 +52,13 @@ class _Nothing:
             raise AttributeError(name)
         return self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self
 
     def __getitem__(self, key: Any) -> Any:
         return self
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: Any) -> None:
         pass
 
     def __iter__(self) -> Iterator[Any]:

@@ -82,18 +82,18 @@ def _running(metrics: MetricCollector) -> Iterator[Entry]:
     return (entry for entry in metrics.entries.values() if entry.metric is None and entry.total is not None)
 
 
-def _describe(entry: Entry) -> dict[str, Any]:
+def _describe(entry: Entry) -> dict[str, object]:
     total = entry.total
     on_host = total.cpu() if isinstance(total, Tensor) else total
     is_moved = on_host is not total
     return {"total": on_host, "is_on_device": is_moved, "count": float(entry.count), **_flags(entry)}
 
 
-def _flags(entry: Entry) -> dict[str, Any]:
+def _flags(entry: Entry) -> dict[str, object]:
     return {flag: getattr(entry, flag) for flag in _FLAGS}
 
 
-def _describe_objects(logged: MetricValues, module: nn.Module) -> dict[str, dict[str, Any]]:
+def _describe_objects(logged: MetricValues, module: nn.Module) -> dict[str, dict[str, object]]:
     """The logging options of torchmetrics objects, by name, and their paths in the module."""
     paths = {id(metric): path for path, metric in _torchmetrics(module)}
     return {
@@ -117,7 +117,7 @@ def _add(metrics: MetricCollector, name: str, state: dict[str, Any], device: tor
     entry.merge(total, state["count"])
 
 
-def _torchmetrics(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _torchmetrics(module: nn.Module) -> Iterator[tuple[str, object]]:
     """The module's own torchmetrics objects by name, known by their attributes: the library may not be installed."""
     return (
         (name, child)
@@ -126,7 +126,7 @@ def _torchmetrics(module: nn.Module) -> Iterator[tuple[str, Any]]:
     )
 
 
-def _metric_state(metric: Any) -> dict[str, Any]:
+def _metric_state(metric: Any) -> dict[str, object]:
     state = _moved(metric.metric_state, torch.device("cpu"))
     return {"state": state, "update_count": metric._update_count}
 
@@ -137,5 +137,5 @@ def _restore_metric(metric: Any, saved: dict[str, Any]) -> None:
     metric._update_count, metric._computed = saved["update_count"], None
 
 
-def _moved(state: Any, device: torch.device) -> Any:
+def _moved(state: Any, device: torch.device) -> object:
     return map_leaves(lambda leaf: leaf.detach().to(device) if isinstance(leaf, Tensor) else leaf, state)

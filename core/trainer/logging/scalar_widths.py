@@ -66,13 +66,13 @@ def widest_float(device_type: str) -> torch.dtype:
     return torch.float64
 
 
-def add(first: Any, second: Any) -> Any:
+def add(first: Any, second: Any) -> object:
     """The sum of two numbers, each a tensor or not."""
     first, second = _alike(first, second)
     return first + second
 
 
-def pick(reduction: str, first: Any, second: Any) -> Any:
+def pick(reduction: str, first: Any, second: Any) -> object:
     """The smaller (`"min"`) or larger of two numbers, each a tensor or not; NaN if one of them is."""
     first, second = _alike(first, second)
     if isinstance(first, Tensor):
@@ -83,7 +83,7 @@ def pick(reduction: str, first: Any, second: Any) -> Any:
     return second if is_beyond or is_nan else first
 
 
-def _alike(first: Any, second: Any) -> tuple[Any, Any]:
+def _alike(first: Any, second: Any) -> tuple[object, object]:
     """Two tensors of one device if there is one: a number beside a tensor would narrow it."""
     if isinstance(first, Tensor):
         return first, to_tensor(second, first.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -78,9 +78,9 @@ def without_gradients(run: Run) -> Iterator[None]:
 def run_loaders(
     run: Run,
     stage: Literal["validation", "test", "predict"],
-    method: Callable[..., Any],
+    method: Callable[..., object],
     loaders: Sequence[StageLoader],
-    collect: Callable[[int, Any], None] | None = None,
+    collect: Callable[[int, object], None] | None = None,
 ) -> None:
     """All ranks. Call the stage's step, and the hooks around it, for each batch of each loader.
 
@@ -126,7 +126,7 @@ def run_loaders(
     metrics.dataloader_idx = metrics.batch = None
 
 
-def _join(run: Run, call: Callable[..., Any], *args: Any) -> None:
+def _join(run: Run, call: Callable[..., object], *args: object) -> None:
     """Run a step because the other ranks do, on samples that are theirs: nothing of it counts."""
     from core.trainer.loops.unchanged_statistics import unchanged_statistics  # few steps are joined
 

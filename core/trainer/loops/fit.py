@@ -12,8 +12,7 @@ from core.contract import Capability, ModuleError, TrainingStep, UnsupportedErro
 from core.data import read_windows
 from core.trainer.checks.stage_checks import check_max_steps
 from core.trainer.hooks.argument_counts import call_with
-from core.trainer.logging.non_finite_losses import guarded
-from core.trainer.logging.step_outputs import loss_in, weight_in
+from core.trainer.logging.non_finite_losses import guarded, loss_in, weight_in
 from core.trainer.loops.evaluate import evaluate
 from core.trainer.loops.fit_warnings import NoUpdateCheck
 from core.trainer.loops.profiling import mark_steps, profile_parts
@@ -45,7 +44,7 @@ class FitLoop:
         self.options = run.options
         self.progress = run.progress
         self.strategy = run.strategy
-        self.outputs: Any = None
+        self.outputs: object = None
 
     def run(self) -> None:
         """All ranks. Train from the restored position to a limit, or a stop."""
@@ -127,14 +126,14 @@ class FitLoop:
         has_stepped = manual or Capability.COMPILED_STEP in self.strategy.capabilities
         unpack = self._unpack_stepped if has_stepped else self._unpack
 
-        def compute_loss(batch: Any, batch_idx: int) -> Tensor | None:
+        def compute_loss(batch: object, batch_idx: int) -> Tensor | None:
             output = call(batch, batch_idx)
             if type(output) is Tensor and output.requires_grad and not output.ndim and not has_stepped:
                 self.outputs = output
                 return output
             return unpack(output)
 
-        def compute_loss_in_context(batch: Any, batch_idx: int) -> Tensor | None:
+        def compute_loss_in_context(batch: object, batch_idx: int) -> Tensor | None:
             with context:  # type: ignore[union-attr]
                 return compute_loss(batch, batch_idx)
 
@@ -143,7 +142,7 @@ class FitLoop:
             return compute
         return guarded(compute, module, self.progress, lambda: weight_in(self.outputs))
 
-    def _unpack(self, output: Any) -> Tensor | None:
+    def _unpack(self, output: object) -> Tensor | None:
         self.outputs = output
         if output is None:
             self.no_update_check.note_missing_loss()
@@ -172,7 +171,7 @@ class FitLoop:
             )
         return loss
 
-    def _unpack_stepped(self, output: Any) -> Tensor | None:
+    def _unpack_stepped(self, output: object) -> Tensor | None:
         if not self.step.manual and weight_in(output) is not None:
             raise UnsupportedError(
                 f"training_step returned a loss with a weight, and {type(self.strategy).__name__} has stepped by then, "
@@ -267,7 +266,7 @@ class FitLoop:
         """Train the epoch's batches. True if the epoch came to its end."""
         run, progress, step, stops = self._run, self.progress, self.step, self.stops
         signals, metrics = run.signals, run.logged.train
-        fetch: Callable[..., Any] = run.profiled("fetch_batch", next)
+        fetch: Callable[..., object] = run.profiled("fetch_batch", next)
         train: Callable[..., StepOutput] = run.profiled("run_training_step", self.strategy.run_training_step)
         batches, uneven = self._open_batches()
         micro_batch: MicroBatch | None = None
@@ -327,14 +326,14 @@ class FitLoop:
         self._end_batches(batches, batch_idx)
         return True
 
-    def _join(self, train: Callable[..., StepOutput], batch: Any, batch_idx: int) -> StepOutput:
+    def _join(self, train: Callable[..., StepOutput], batch: object, batch_idx: int) -> StepOutput:
         """Make a step because the other ranks do, on samples that are theirs: nothing of it counts."""
         from core.trainer.loops.unchanged_statistics import unchanged_statistics  # few steps are joined
 
         with unchanged_statistics(self._run.module):
             return train(batch, batch_idx, self.step)
 
-    def _open_batches(self) -> tuple[Iterator[Any], dict[int, MicroBatch]]:
+    def _open_batches(self) -> tuple[Iterator[object], dict[int, MicroBatch]]:
         """The epoch's remaining batches, and those that are uneven."""
         run, loaders, batches = self._run, self._run.loaders, self._open_loader()
         uneven = loaders.uneven
@@ -371,7 +370,7 @@ class FitLoop:
 
         saving.write_pending(self._run)
 
-    def _end_batches(self, batches: Iterator[Any], num_batches: int) -> None:
+    def _end_batches(self, batches: Iterator[object], num_batches: int) -> None:
         """All ranks, when the epoch's batches are done: see that they are for all, and validate if that is due."""
         run = self._run
         heartbeat.phase = "end of epoch"
@@ -387,7 +386,7 @@ class FitLoop:
         if self.schedule.is_due_after_epoch():
             self._validate()
 
-    def _open_loader(self) -> Iterator[Any]:
+    def _open_loader(self) -> Iterator[object]:
         """An iterator over the epoch's remaining batches, with the restored random state where a run goes on.
 
         torch's loader draws from the random state when it is opened: within an epoch that draw has been made before.
@@ -426,7 +425,7 @@ class FitLoop:
         if state is not None:
             restore_random_state(state, self.strategy.accelerator, self.strategy.root_device)
 
-    def _outputs(self, output: StepOutput) -> Any:
+    def _outputs(self, output: StepOutput) -> object:
         """The output of `training_step`, with its loss detached."""
         if isinstance(self.outputs, dict) and "loss" in self.outputs:
             return {**self.outputs, "loss": output.loss}
@@ -468,7 +467,7 @@ class FitLoop:
             self.stops.agree(self.progress.batch)
 
 
-def _describe(output: Any) -> str:
+def _describe(output: object) -> str:
     if isinstance(output, dict) and "loss" not in output:
         return f"a dict with {sorted(map(str, output))}"
     loss = loss_in(output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -100,7 +100,7 @@ class NoUpdateCheck:
         self._has_warned = True
 
 
-def warn_of_weights(run: Run, weights: Any) -> None:
+def warn_of_weights(run: Run, weights: object) -> None:
     """Warn, at an epoch's first batch, if a dict of a training step has one number under `"weights"`."""
     is_number = isinstance(weights, Real) or (isinstance(weights, torch.Tensor) and weights.numel() == 1)
     if is_number and run.progress.batch == 0 and run.strategy.is_global_zero:

@@ -52,7 +52,7 @@ def _prepare_fit(run: Run, sources: Sequence[Source]) -> None:
             callback.before_fit(run.trainer, FitCall(run.module, sources, run.datamodule))
 
 
-def _run_in_worker(run: Run, crosses_processes: bool) -> Any:
+def _run_in_worker(run: Run, crosses_processes: bool) -> object:
     from core.trainer.loops import stage_lifecycle  # who is refused by a check waits for none of it
 
     return stage_lifecycle.run_stage(run, crosses_processes)

@@ -9,6 +9,7 @@ import torch
 
 from core.contract import ModuleError
 from core.data import to_device
+from core.trainer.hooks.events import override_of
 from core.trainer.logging.metric_collector import MetricCollector
 from core.trainer.loops.evaluate import evaluation_mode, run_loaders, without_gradients
 from core.watch import phase
@@ -41,16 +42,18 @@ def predict(run: Run, loaders: Sequence[StageLoader], *, returns: bool) -> list[
 
 def _collect_predictions(run: Run, loaders: Sequence[StageLoader], returns: bool) -> list[list[Any]]:
     moves = run.strategy.root_device != _CPU
-    predictions: list[list[Any]] = [[] for _ in loaders]
+    predictions: list[list[object]] = [[] for _ in loaders]
 
-    def collect(dataloader_idx: int, output: Any) -> None:
+    def collect(dataloader_idx: int, output: object) -> None:
         predictions[dataloader_idx].append(to_device(output, _CPU) if moves else output)
 
-    run_loaders(run, "predict", run.module.predict_step, loaders, collect if returns else None)
+    step = override_of(run.module, "predict_step")
+    assert step is not None  # checked before any process starts
+    run_loaders(run, "predict", step, loaders, collect if returns else None)
     return predictions
 
 
-def _gather(run: Run, predictions: list[list[Any]]) -> list[list[Any]]:
+def _gather(run: Run, predictions: list[list[object]]) -> list[list[Any]]:
     """The batches of all shards of the data, step by step, on rank 0; elsewhere this rank's."""
     strategy = run.strategy
     if not strategy.session.has_peers:
@@ -70,7 +73,7 @@ def _gather(run: Run, predictions: list[list[Any]]) -> list[list[Any]]:
 class _NullMetricCollector(MetricCollector):
     """Refuses to log: values would neither be reduced nor shown."""
 
-    def log(self, name: str, *args: Any, **kwargs: Any) -> None:
+    def log(self, name: str, *args: object, **kwargs: object) -> None:
         """Refuse.
 
         Raises:

@@ -50,13 +50,13 @@ def profile_parts(profiler: Profiler | None, step: TrainingStep, strategy: Strat
     step.before_backward, step.after_backward = start_backward, stop_backward
 
 
-def mark_steps(profiler: Profiler | None, batch_end: Callable[..., Any] | None) -> Callable[..., Any] | None:
+def mark_steps(profiler: Profiler | None, batch_end: Callable[..., object] | None) -> Callable[..., object] | None:
     """A batch's last hook, after which the profiler's `step` is called."""
     if profiler is None:
         return batch_end
     mark = profiler.step
 
-    def end(*args: Any) -> Any:
+    def end(*args: object) -> Any:
         answer = batch_end(*args) if batch_end is not None else None
         mark()
         return answer
@@ -64,7 +64,7 @@ def mark_steps(profiler: Profiler | None, batch_end: Callable[..., Any] | None) 
     return end
 
 
-def profiled_batches(profiler: Profiler | None, batches: Iterable[Any]) -> Iterable[Any]:
+def profiled_batches(profiler: Profiler | None, batches: Iterable[object]) -> Iterable[object]:
     """The same batches; each is measured on its way."""
     if profiler is None:
         return batches

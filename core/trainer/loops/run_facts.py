@@ -126,6 +126,6 @@ def _memory(run: Run) -> dict[str, float]:
     return {}
 
 
-def _hyperparameters_of(owner: Any) -> Mapping[str, Any]:
+def _hyperparameters_of(owner: object) -> Mapping[str, object]:
     wanted = getattr(owner, "_logs_hparams", True)  # self.save_hyperparameters(logger=False)
     return hparams_of(owner) if wanted else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract import Capability, ModuleError
-from core.trainer.hooks.events import overrides
+from core.trainer.hooks.events import override_of
 from core.trainer.module.optimization import takes_metric
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def step_schedulers(run: Run, schedulers: list[Scheduler], count: int) -> None:
         if takes_metric(item):
             item.is_waiting = True
             step_waiting(run, [item])
-        elif overrides(run.module, "lr_scheduler_step"):
-            run.module.lr_scheduler_step(item.scheduler, None)
+        elif (hook := override_of(run.module, "lr_scheduler_step")) is not None:
+            hook(item.scheduler, None)
         else:
             item.scheduler.step()
 
@@ -65,8 +65,8 @@ def step_waiting(run: Run, schedulers: list[Scheduler]) -> None:
         item.is_waiting = False
         if value is None:
             _refuse_missing(item, names)
-        elif overrides(run.module, "lr_scheduler_step"):
-            run.module.lr_scheduler_step(item.scheduler, value)
+        elif (hook := override_of(run.module, "lr_scheduler_step")) is not None:
+            hook(item.scheduler, value)
         else:
             item.scheduler.step(value)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from core.contract import Capability, MakesOptimizers
-from core.trainer.hooks.events import overrides
+from core.session import refuse_half_loaded
+from core.trainer.hooks.events import override_of
+from core.trainer.module.module import require_method
 from core.trainer.module.optimization import check_optimizers, check_schedulers, parse_optimizers
 from core.watch import phase
 
@@ -19,20 +21,20 @@ if TYPE_CHECKING:
 
 def configure_model(run: Run) -> None:
     """All ranks. Call `configure_model`, which builds large layers."""
-    if overrides(run.module, "configure_model"):
-        run.module.configure_model()
+    if (hook := override_of(run.module, "configure_model")) is not None:
+        hook()
     if run.options.sync_batchnorm and Capability.COLLECTIVES in run.strategy.capabilities:
         run.module = nn.SyncBatchNorm.convert_sync_batchnorm(run.module)
 
 
-def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[Any]]:
+def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[object]]:
     """All ranks. The module's optimizers and schedulers, in one form."""
     strategy = run.strategy
     try:
         made = (
             strategy.configure_optimizers(run.module)
             if isinstance(strategy, MakesOptimizers)
-            else run.module.configure_optimizers()
+            else require_method(run.module, "configure_optimizers", "fit")()
         )
     except ValueError as error:
         from core.trainer.module.optimizer_errors import name_other_than_matrices
@@ -57,4 +59,4 @@ def restore(run: Run) -> None:
 
         with phase("checkpoint"):
             snapshot.load(run, run.ckpt_path)
-    run.session.refuse_half_loaded("trained" if run.trains else "evaluated")
+    refuse_half_loaded(run.session, "trained" if run.trains else "evaluated")

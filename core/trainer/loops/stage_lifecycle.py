@@ -26,9 +26,10 @@ from core.trainer.signals.interruption import SignalGuard
 from core.trainer.stage_data.prepare import prepare_data
 from core.trainer.state import requeue
 from core.trainer.state.checkpoint_path import find_checkpoint
-from core.trainer.state.finished_fit import FinishedFit
+from core.trainer.state.finished_fit import finished_fit_of
 from core.trainer.state.finished_run import print_if_ended
 from core.trainer.state.return_to_cpu import return_to_cpu
+from core.trainer.views.trainer_views import TrainerViews
 from core.watch import explain, phase
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def _explain_inference(error: BaseException) -> BaseException:
 
 def _attach(run: Run) -> None:
     """Give the Trainer to those who have it as an attribute; a progress bar shows something on rank 0 only."""
+    assert isinstance(run.trainer, TrainerViews)
     if isinstance(run.module, Module):
         run.module.trainer = run.trainer
     if run.datamodule is not None:
@@ -133,6 +135,7 @@ def _set_up(run: Run) -> None:
         # The window follows from the loader, and engines want to know it when they are set up.
         run.loaders.setup(strategy)
         run.set_window()
+    assert run.trainer is not None
     strategy.setup(run.trainer)
     # The classes that are next in line, as `super()` would ask them, as long as nothing is set up.
     overridden = [owner for owner in type(strategy).__mro__ if "setup" in vars(owner)][1:]
@@ -169,7 +172,7 @@ def _fit(run: Run) -> None:
         print_early_end(run, reason)
         write_useless_end(run)
         run_facts.log_end(run, "finished", reason)
-    run.finished_fit = FinishedFit.of(run)
+    run.finished_fit = finished_fit_of(run)
     requeue.forget(run)
     if has_ended:
         rank_loggers.leave_no_folder(run.publisher.loggers)
@@ -200,7 +203,7 @@ def _test(run: Run) -> list[dict[str, float]]:
     return evaluate(run, "test", run.loaders.test)
 
 
-def _predict(run: Run) -> list[Any] | None:
+def _predict(run: Run) -> list[object] | None:
     print_beginning(run)
     return predict(run, run.loaders.predict, returns=run.returns_predictions)
 
@@ -213,7 +216,7 @@ def _return_to_step(run: Run) -> None:
     run.progress.epoch_is_ending = False
 
 
-_BODIES: dict[Stage | None, Callable[[Run], Any]] = {
+_BODIES: dict[Stage | None, Callable[[Run], object]] = {
     "fit": _fit,
     "validate": _validate,
     "test": _test,

@@ -40,7 +40,7 @@ class ValidationSchedule:
         if not self._counts(progress.epoch):
             return None
         if options.val_check_time is not None:
-            return lambda batch: self._time_is_up() and batch < num_batches
+            return lambda batch: self._question.ask(self._strategy, self._is_late_here) and batch < num_batches
         if interval == 0:
             return None
         if options.check_val_every_n_epoch is None:
@@ -53,7 +53,7 @@ class ValidationSchedule:
         if not self._counts(progress.epoch) or self._last_at == progress.total_batches:
             return False
         if options.val_check_time is not None:
-            return self._is_late()
+            return bool(self._strategy.broadcast(self._is_late_here()))
         interval = batches_between(options, self._loaders)
         if options.check_val_every_n_epoch is None:
             return progress.total_batches % interval == 0
@@ -62,12 +62,6 @@ class ValidationSchedule:
     def _counts(self, epoch: int) -> bool:
         every = self._options.check_val_every_n_epoch
         return bool(self._loaders.validation) and (every is None or (epoch + 1) % every == 0)
-
-    def _time_is_up(self) -> bool:
-        return self._question.ask(self._strategy, self._is_late_here)
-
-    def _is_late(self) -> bool:
-        return bool(self._strategy.broadcast(self._is_late_here()))
 
     def _is_late_here(self) -> bool:
         duration = self._options.val_check_time

@@ -352,7 +352,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         self.train()
 
 
-def require_method(module: Any, name: str, purpose: str) -> Callable[..., Any]:
+def require_method(module: object, name: str, purpose: str) -> Callable[..., Any]:
     """The module's own method of this name.
 
     Raises:

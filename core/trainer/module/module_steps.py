@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract import GradientClipping, ModuleError, empty_hook
-from core.trainer.hooks.events import overrides
+from core.trainer.hooks.events import override_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,45 +121,39 @@ def apply_overrides(run: Run, step: TrainingStep) -> None:
     module, progress = run.module, run.progress
     if step.manual:
         return
-    if overrides(module, "backward"):
-        step.backward = module.backward
-    if overrides(module, "optimizer_zero_grad"):
-
-        def zero_grad(optimizer: Optimizer) -> None:
-            module.optimizer_zero_grad(progress.epoch, progress.batch, optimizer)
-
-        step.zero_grad = zero_grad
-    if overrides(module, "configure_gradient_clipping"):
-        step.clip_gradients, step.clipping = _own_clipping(module, step.clipping), None
-    if overrides(module, "optimizer_step"):
-        step.step_optimizer, step.needs_closure = _own_optimizer_step(run), True
+    step.backward = override_of(module, "backward")
+    if (zero_grad := override_of(module, "optimizer_zero_grad")) is not None:
+        step.zero_grad = lambda optimizer: zero_grad(progress.epoch, progress.batch, optimizer)
+    if (clip := override_of(module, "configure_gradient_clipping")) is not None:
+        step.clip_gradients, step.clipping = _own_clipping(clip, step.clipping), None
+    if (step_optimizer := override_of(module, "optimizer_step")) is not None:
+        step.step_optimizer, step.needs_closure = _own_optimizer_step(run, step_optimizer), True
 
 
-def _own_clipping(module: Any, clipping: GradientClipping | None) -> Callable[[Optimizer], None]:
+def _own_clipping(own: Callable[..., None], clipping: GradientClipping | None) -> Callable[[Optimizer], None]:
     value = clipping.value if clipping else None
     algorithm = clipping.algorithm if clipping else None
 
-    def clip(optimizer: Optimizer) -> None:
-        module.configure_gradient_clipping(optimizer, value, algorithm)
-
-    return clip
+    return lambda optimizer: own(optimizer, value, algorithm)
 
 
-def _own_optimizer_step(run: Run) -> Callable[[Optimizer, Callable[[], Any] | None], int]:
+def _own_optimizer_step(
+    run: Run, own: Callable[..., object]
+) -> Callable[[Optimizer, Callable[[], object] | None], int]:
     module, progress = run.module, run.progress
 
     def step(optimizer: Optimizer, closure: Callable[[], Any] | None) -> int:
         assert closure is not None
         evaluated = False
 
-        def evaluate() -> Any:
+        def evaluate() -> object:
             nonlocal evaluated
             evaluated = True
             return closure()
 
         before = progress.global_step
         wrapped = run.wrapped_optimizers[run.strategy.optimizers.index(optimizer)]
-        module.optimizer_step(progress.epoch, progress.batch, wrapped, evaluate)
+        own(progress.epoch, progress.batch, wrapped, evaluate)
         if not evaluated:
             raise ModuleError(
                 f"{type(module).__name__}.optimizer_step did not call the closure, so there is no loss and no "

@@ -65,7 +65,7 @@ class Scheduler:
         self.scheduler.load_state_dict(state)
 
 
-def parse_optimizers(configured: Any) -> tuple[list[Optimizer], list[Scheduler]]:
+def parse_optimizers(configured: object) -> tuple[list[Optimizer], list[Scheduler]]:
     """Understand what the user's `configure_optimizers` returned.
 
     Raises:
@@ -182,7 +182,7 @@ def _parse_scheduler(item: Any, monitor: str | None = None) -> Scheduler:
 def _check_scheduler(scheduler: Scheduler) -> None:
     if scheduler.interval not in ("step", "epoch"):
         raise ModuleError(f"A scheduler's interval is {scheduler.interval!r}; expected 'step' or 'epoch'.")
-    frequency: Any = scheduler.frequency
+    frequency: object = scheduler.frequency
     if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
         raise ModuleError(f"A scheduler's frequency is {frequency!r}; expected an integer of at least 1.")
     if takes_metric(scheduler) and scheduler.monitor is None:
@@ -223,7 +223,7 @@ def takes_metric(scheduler: Scheduler) -> bool:
     return scheduler.monitor is not None and not isinstance(scheduler.scheduler, LRScheduler)
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"{type(value).__name__} of ({', '.join(type(item).__name__ for item in value)})"
     if isinstance(value, type):

@@ -206,7 +206,7 @@ def resolve_limit(value: int | float | None, available: int | float, *, name: st
     return taken
 
 
-def _check_int(name: str, value: Any, *, least: int) -> None:
+def _check_int(name: str, value: object, *, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         unlimited = ", or -1 for no limit" if least == -1 else ""
         raise ConfigurationError(f"{name}={value!r}: expected an integer of at least {max(least, 0)}{unlimited}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -36,7 +36,7 @@ def torch_modes(options: TrainerOptions) -> Iterator[None]:
         yield
 
 
-def check_modes(deterministic: Any, benchmark: Any) -> None:
+def check_modes(deterministic: object, benchmark: object) -> None:
     """Refuse what contradicts itself.
 
     Raises:

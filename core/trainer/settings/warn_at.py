@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +14,7 @@ _PASSED_BY = ("core", "torch", "contextlib", "functools", "multiprocessing", "th
 """Packages whose frames stand between a warning and the line that has called core."""
 
 
-def warn_at(function: Callable[..., Any] | None, message: str) -> None:
+def warn_at(function: Callable[..., object] | None, message: str) -> None:
     """Give a UserWarning at the first line of a user's function, which it is about.
 
     Args:

@@ -49,16 +49,16 @@ def batch_transfer(strategy: Strategy, owners: Sequence[Any], dataloader_idx: in
     return _chain([step for step in steps if step is not None])
 
 
-def _find(owners: Sequence[Any], name: str, num_arguments: int) -> Callable[..., Any] | None:
+def _find(owners: Sequence[object], name: str, num_arguments: int) -> Callable[..., object] | None:
     for owner in owners:
         if owner is not None and overrides(owner, name):
-            hook: Callable[..., Any] = getattr(owner, name)
+            hook: Callable[..., object] = getattr(owner, name)
             _check_signature(hook, num_arguments)
             return hook
     return None
 
 
-def _check_signature(hook: Callable[..., Any], num_arguments: int) -> None:
+def _check_signature(hook: Callable[..., object], num_arguments: int) -> None:
     signature = inspect.signature(hook)
     try:
         signature.bind(*range(num_arguments))
@@ -67,22 +67,22 @@ def _check_signature(hook: Callable[..., Any], num_arguments: int) -> None:
         raise ModuleError(f"{hook.__qualname__}{signature} can't be called; it gets ({', '.join(names)}).") from None
 
 
-def _call_last(hook: Callable[..., Any], arguments: tuple[Any, ...], batch: Any) -> Any:
+def _call_last(hook: Callable[..., object], arguments: tuple[object, ...], batch: object) -> object:
     return hook(batch, *arguments)
 
 
-def _converter(convert: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+def _converter(convert: Callable[[Tensor], Tensor]) -> Callable[[object], object]:
     def cast(leaf: Any) -> Any:
         return convert(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
     return lambda batch: map_leaves(cast, batch)
 
 
-def _chain(steps: list[Callable[[Any], Any]]) -> Callable[[Any], Any] | None:
+def _chain(steps: list[Callable[[object], object]]) -> Callable[[object], object] | None:
     if len(steps) < 2:
         return steps[0] if steps else None
 
-    def transfer(batch: Any) -> Any:
+    def transfer(batch: object) -> object:
         for step in steps:
             batch = step(batch)
         return batch

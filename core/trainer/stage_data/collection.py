@@ -30,7 +30,7 @@ def _contains_loader(data: Any) -> bool:
     return hasattr(data, "__iter__") and not has_values
 
 
-def leaves_of(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def leaves_of(data: Any, name: str = "") -> Iterator[tuple[str, object]]:
     """The loaders of a collection with their names, such as `labeled` or `pairs.0`; what isn't one is its only leaf."""
     if not is_collection(data):
         yield name, data
@@ -39,7 +39,7 @@ def leaves_of(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves_of(item, f"{name}.{key}" if name else str(key))
 
 
-def fill(structure: Any, leaves: Iterator[Any]) -> Any:
+def fill(structure: Any, leaves: Iterator[Any]) -> object:
     """The same structure with other things in the places of its loaders, in the order of `leaves_of`."""
     if not is_collection(structure):
         return next(leaves)

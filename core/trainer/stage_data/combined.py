@@ -162,7 +162,7 @@ class _Lane:
     def __init__(self, name: str, resumable: ResumableLoader) -> None:
         self.name, self.resumable = name, resumable
         self.has_ended = False
-        self._batches: Iterator[Any] | None = None
+        self._batches: Iterator[object] | None = None
 
     def begin(self, epoch: int) -> None:
         # A position that was restored may be in a later pass of this epoch: there it goes on.
@@ -199,7 +199,7 @@ class _Lane:
         return batch
 
 
-def _read_shortest(lanes: Sequence[_Lane]) -> Iterator[list[Any]]:
+def _read_shortest(lanes: Sequence[_Lane]) -> Iterator[list[object]]:
     while True:
         batches = []
         for lane in lanes:
@@ -209,7 +209,7 @@ def _read_shortest(lanes: Sequence[_Lane]) -> Iterator[list[Any]]:
         yield batches
 
 
-def _read_longest(lanes: Sequence[_Lane]) -> Iterator[list[Any]]:
+def _read_longest(lanes: Sequence[_Lane]) -> Iterator[list[object]]:
     while True:
         batches = [lane.take() for lane in lanes]
         if all(batch is _END for batch in batches):
@@ -217,7 +217,7 @@ def _read_longest(lanes: Sequence[_Lane]) -> Iterator[list[Any]]:
         yield [None if batch is _END else batch for batch in batches]
 
 
-def _read_in_cycles(lanes: Sequence[_Lane]) -> Iterator[list[Any]]:
+def _read_in_cycles(lanes: Sequence[_Lane]) -> Iterator[list[object]]:
     while True:
         batches = []
         for lane in lanes:
@@ -231,13 +231,13 @@ def _read_in_cycles(lanes: Sequence[_Lane]) -> Iterator[list[Any]]:
         yield batches
 
 
-def _read_sequentially(lanes: Sequence[_Lane]) -> Iterator[Any]:
+def _read_sequentially(lanes: Sequence[_Lane]) -> Iterator[object]:
     for lane in lanes:
         while (batch := lane.take()) is not _END:
             yield batch
 
 
-_READERS: dict[str, Callable[[Sequence[_Lane]], Iterator[list[Any]]]] = {
+_READERS: dict[str, Callable[[Sequence[_Lane]], Iterator[list[object]]]] = {
     "min_size": _read_shortest,
     "max_size": _read_longest,
     "max_size_cycle": _read_in_cycles,

@@ -94,7 +94,7 @@ class DataModule(DataHooks, HasHyperparameters):
         return f"{type(self).__name__} with {', '.join(hooks) or 'no loaders'}"
 
 
-def _make(datasets: Any, batch_size: int, num_workers: int, shuffle: bool) -> Any:
+def _make(datasets: Any, batch_size: int, num_workers: int, shuffle: bool) -> object:
     """Loaders in the structure of the data sets."""
     from torch.utils.data import DataLoader, Dataset, IterableDataset
 

@@ -82,7 +82,7 @@ class Loaders:
         self._sources = {source.role: source for source in sources}
         self._strategy: Strategy | None = None
         self._resumable: ResumableLoader | CombinedResumableLoader | None = None
-        self._restored: dict[str, Any] | None = None
+        self._restored: dict[str, object] | None = None
         self._asked_in_epoch = 0
         self._has_warned_of_empty = False
         self.global_batch: GlobalBatch | None = None
@@ -220,7 +220,7 @@ class Loaders:
         assert self._strategy is not None
         return not self._strategy.capabilities & _WEIGHS_NOTHING
 
-    def _make_resumable(self, source: Any, role: Role, **sharding: bool) -> ResumableLoader:
+    def _make_resumable(self, source: object, role: Role, **sharding: bool) -> ResumableLoader:
         """Shard one loader, and hand it to the strategy."""
         strategy, options = self._strategy, self._options
         assert strategy is not None
@@ -232,7 +232,7 @@ class Loaders:
             source = seed_samples(source)
         return ResumableLoader(strategy.setup_dataloader(source, role.stage), source)
 
-    def _handle_shuffling(self, loader: Any, role: Role) -> Any:
+    def _handle_shuffling(self, loader: Any, role: Role) -> object:
         """Replace a shuffling loader where the order has to be fixed, and warn of one in evaluation."""
         assert self._strategy is not None
         warns = self._strategy.is_global_zero
@@ -256,7 +256,7 @@ class Loaders:
         limit: int | float | None = getattr(options, role.limit)
         return limit
 
-    def _gather(self, value: Any) -> list[Any]:
+    def _gather(self, value: object) -> list[Any]:
         """All ranks. The answers of all ranks."""
         strategy = self._strategy
         assert strategy is not None
@@ -408,7 +408,7 @@ class Loaders:
             each.check_length()
         return resumable.num_batches if num_batches and "train" in state else num_batches
 
-    def _state_of_rank(self, state: dict[str, Any]) -> dict[str, Any] | None:
+    def _state_of_rank(self, state: dict[str, Any]) -> dict[str, object] | None:
         strategy = self._strategy
         assert strategy is not None
         if "train_by_rank" not in state:
@@ -441,7 +441,7 @@ def length_of(loader: Any) -> int | float:
         return _UNKNOWN
 
 
-def _leaves(loader: Any) -> list[Any]:
+def _leaves(loader: Any) -> list[object]:
     return [leaf for _, leaf in loader.leaves] if isinstance(loader, CombinedLoader) else [loader]
 
 

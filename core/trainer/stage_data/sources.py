@@ -74,7 +74,7 @@ def check_loaders(loaders: Any, where: str, *, may_be_empty: bool = False) -> No
             raise ConfigurationError(f"{where} has {type(leaf).__name__} {leaf!r:.80}; {advice}.")
 
 
-def _advise(leaf: Any) -> str | None:
+def _advise(leaf: object) -> str | None:
     if isinstance(leaf, DataHooks):
         return "expected loaders: pass a DataModule as datamodule=..."
     if isinstance(leaf, Dataset) and not isinstance(leaf, IterableDataset):

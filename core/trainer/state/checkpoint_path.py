@@ -86,7 +86,7 @@ def _find_last(run: Run) -> str | None:
     return newest
 
 
-def _folders(run: Run, saver: Any) -> Iterator[str]:
+def _folders(run: Run, saver: object) -> Iterator[str]:
     """The folders of a saver's checkpoints: its own, and those of earlier runs, which a logger counts."""
     folder = os.fspath(getattr(saver, "dirpath", None) or posixpath.join(run.log_dir, "checkpoints"))
     yield folder

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,9 +11,10 @@ from core.contract import Capability, KeepsRankState
 from core.data import map_leaves
 from core.session import UserData
 from core.trainer.logging import running_metrics
+from core.trainer.run import FinishedFit, Position
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
+    from torch import nn
 
     from core.contract import Strategy
     from core.trainer.run import Run
@@ -29,72 +29,43 @@ OWN_OPTIMIZERS = (
 )
 
 
-@dataclass(frozen=True)
-class Position:
-    """The state of a run that is nowhere to be found once its stage is over.
-
-    Attributes:
-        rank: this rank's shard of the data, random state and running metrics.
-        loaders: the position within the data, or nothing.
-    """
-
-    rank: dict[str, Any]
-    loaders: dict[str, Any]
-
-    @classmethod
-    def of(cls, run: Run) -> Position:
-        """All ranks, while a stage runs."""
-        strategy, loaders = run.strategy, run.loaders
-        random = collect_random_state(strategy.accelerator, strategy.root_device)
-        if (at_opening := run.random_state_at_opening) is not None:
-            random["at_opening"] = at_opening
-        return cls(
-            rank={
-                "share": share_of(strategy)[0],
-                "random": random,
-                "metrics": running_metrics.collect(run.logged, run.module),
-            },
-            loaders={"loaders": UserData(loaders.state_dict(run.progress.batch))} if loaders.has_position else {},
-        )
+def position_of(run: Run) -> Position:
+    """All ranks, while a stage runs."""
+    strategy, loaders = run.strategy, run.loaders
+    random = collect_random_state(strategy.accelerator, strategy.root_device)
+    if (at_opening := run.random_state_at_opening) is not None:
+        random["at_opening"] = at_opening
+    return Position(
+        rank={
+            "share": share_of(strategy)[0],
+            "random": random,
+            "metrics": running_metrics.collect(run.logged, run.module),
+        },
+        loaders={"loaders": UserData(loaders.state_dict(run.progress.batch))} if loaders.has_position else {},
+    )
 
 
-@dataclass(frozen=True)
-class FinishedFit:
-    """The state of a successful fit that a later checkpoint needs. It occupies memory until the next stage.
+def finished_fit_of(run: Run) -> FinishedFit | None:
+    """All ranks, at the end of `fit`. None if the optimizers end with the stage."""
+    strategy = run.strategy
+    # Shards stay on their ranks; all others end with the stage.
+    ends = OWN_OPTIMIZERS & ~Capability.SHARDED_STATE
+    if not strategy.launcher.calls_in_place or strategy.capabilities & ends:
+        return None
+    kept = strategy.rank_state_dict() if isinstance(strategy, KeepsRankState) else None
+    rank_state = map_leaves(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, kept)
+    return FinishedFit(list(strategy.optimizers), list(strategy.lr_schedulers), position_of(run), rank_state)
 
-    Attributes:
-        optimizers: in the order of `configure_optimizers`.
-        lr_schedulers: of theirs.
-        position: at the end of `fit`.
-        rank_state: what this rank of a strategy keeps for itself, on the CPU.
-    """
 
-    optimizers: list[Optimizer]
-    lr_schedulers: list[Any]
-    position: Position
-    rank_state: dict[str, Any] | None
-
-    @classmethod
-    def of(cls, run: Run) -> FinishedFit | None:
-        """All ranks, at the end of `fit`. None if the optimizers end with the stage."""
-        strategy = run.strategy
-        # Shards stay on their ranks; all others end with the stage.
-        ends = OWN_OPTIMIZERS & ~Capability.SHARDED_STATE
-        if not strategy.launcher.calls_in_place or strategy.capabilities & ends:
-            return None
-        kept = strategy.rank_state_dict() if isinstance(strategy, KeepsRankState) else None
-        rank_state = map_leaves(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, kept)
-        return cls(list(strategy.optimizers), list(strategy.lr_schedulers), Position.of(run), rank_state)
-
-    def belongs_to(self, run: Run) -> bool:
-        """True if the optimizers still train the module's parameters. A teardown may have replaced those."""
-        own = {id(parameter) for parameter in run.module.parameters()}
-        return all(
-            id(parameter) in own
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
+def still_trains(finished: FinishedFit, module: nn.Module) -> bool:
+    """True if the optimizers still train the module's parameters. A teardown may have replaced those."""
+    own = {id(parameter) for parameter in module.parameters()}
+    return all(
+        id(parameter) in own
+        for optimizer in finished.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
 
 
 def share_of(strategy: Strategy) -> tuple[int, int]:

@@ -42,8 +42,10 @@ def _save(run: Run) -> str | None:
     path = checkpoint_path(run)
     if path is None:
         return None
+    from core.trainer.state import saving  # who isn't interrupted waits for none of it
+
     try:
-        run.trainer.save_checkpoint(path)
+        saving.save_at_step(run, path, weights_only=False)
     except Exception:
         logging.getLogger("core").exception("The state can't be saved to %s.", path)
         return None

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from core.contract import ConfigurationError
 from core.trainer.settings.warn_at import warn_caller
 from core.trainer.state import snapshot
+from core.trainer.state.finished_fit import still_trains
 from core.watch import phase
 
 if TYPE_CHECKING:
     from core.contract import PathLike
-    from core.trainer.run import Run
-    from core.trainer.state.finished_fit import FinishedFit
+    from core.trainer.run import FinishedFit, Run
 
 
 def save_at_step(run: Run, path: PathLike, *, weights_only: bool) -> None:
@@ -43,13 +43,13 @@ def save_after_fit(run: Run, path: PathLike, *, weights_only: bool) -> None:
     Raises:
         ConfigurationError: no stage has run yet, so there is no module.
     """
-    if run.module is None:
+    if run.stage is None:
         raise ConfigurationError(
             "trainer.save_checkpoint: this Trainer has no module yet. Call it after fit, or in a hook; a module that "
             "was never trained is saved by torch.save(module.state_dict(), path)."
         )
     finished = run.finished_fit
-    if finished is not None and not finished.belongs_to(run):
+    if finished is not None and not still_trains(finished, run.module):
         finished = None
     if finished is None and not weights_only and run.progress.global_step:
         warn_caller(

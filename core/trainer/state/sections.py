@@ -50,6 +50,9 @@ def check(saved: Mapping[str, Any], path: PathLike) -> None:
         _expect(str, optimizer.get("class", ""), f"optimizers[{index}]['class']", path)
     for index, scheduler in enumerate(saved.get("schedulers", [])):
         _check_scheduler(scheduler, f"schedulers[{index}]", path)
+    for key, callback in saved.get("callbacks", {}).items():
+        _expect(dict, callback.get("state"), f"callbacks[{key!r:.80}]['state']", path)
+    _expect(dict, saved.get("datamodule", {}).get("state", {}), "datamodule['state']", path)
     for index, rank in enumerate(saved.get("ranks", [])):
         _expect(dict, rank.get("random"), f"ranks[{index}]['random']", path)
         _expect(int, rank.get("share"), f"ranks[{index}]['share']", path)
@@ -94,8 +97,8 @@ def _check_values(own: Any, saved: Any, name: str, path: PathLike) -> None:
 
 
 @contextlib.contextmanager
-def restoring(name: str, path: PathLike) -> Iterator[None]:
-    """A context in which one section is restored: what raises there does so over its content.
+def restoring(name: str, path: PathLike, saved: Any = "something") -> Iterator[None]:
+    """A context in which one section is restored: what raises there does so over its content, shown if it is given.
 
     Raises:
         CheckpointCorruptedError: with the section's name.
@@ -106,7 +109,7 @@ def restoring(name: str, path: PathLike) -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise _wrong(path, name, f"something that can't be restored. {reason:.{_MAX_REASON}}") from error
+        raise _wrong(path, name, f"{saved!s:.80} that can't be restored. {reason:.{_MAX_REASON}}") from error
 
 
 def _check_scheduler(saved: Mapping[str, Any], name: str, path: PathLike) -> None:

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 from core.checkpoint import check_random_state
 from core.contract import CheckpointCorruptedError, CheckpointError
 from core.registry import CORE_VERSION
-from core.session import UserData, check_schedulers, describe_scheduler
-from core.trainer.hooks.events import overrides
+from core.session import UserData, check_schedulers, describe_scheduler, read_checkpoint, restore_state, save_checkpoint
+from core.trainer.hooks.events import override_of, overrides
 from core.trainer.hooks.state_keeper import StateKeeper
 from core.trainer.hparams import foreign_state, hyperparameters
 from core.trainer.logging import running_metrics
 from core.trainer.settings.warn_at import warn_caller
 from core.trainer.state import sections
-from core.trainer.state.finished_fit import FinishedFit, Position, share_of
+from core.trainer.state.finished_fit import position_of, share_of
 from core.trainer.state.finished_run import check_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from core.contract import CheckpointIO, PathLike
-    from core.trainer.run import Run
+    from core.trainer.run import FinishedFit, Position, Run
 
 FORMAT_VERSION = 1
 
@@ -38,9 +38,9 @@ def save(run: Run, path: PathLike, *, weights_only: bool = False, finished: Fini
     """
     strategy = run.strategy
     strategy.synchronize_model()
-    module_section: dict[str, Any] = {}
-    if overrides(run.module, "on_save_checkpoint"):
-        run.module.on_save_checkpoint(module_section)
+    module_section: dict[str, object] = {}
+    if (hook := override_of(run.module, "on_save_checkpoint")) is not None:
+        hook(module_section)
     state = {
         "format": {"version": FORMAT_VERSION, "core": CORE_VERSION, "world_size": strategy.world_size},
         "model": run.module,
@@ -48,8 +48,8 @@ def save(run: Run, path: PathLike, *, weights_only: bool = False, finished: Fini
         **hyperparameters.to_checkpoint(run.module),
     }
     if not weights_only:
-        state |= _training_state(run, Position.of(run) if finished is None else finished.position)
-    run.session.save_checkpoint(path, state, kept=None if finished is None else finished.rank_state)
+        state |= _training_state(run, position_of(run) if finished is None else finished.position)
+    save_checkpoint(run.session, path, state, kept=None if finished is None else finished.rank_state)
 
 
 def save_by(run: Run, storage: CheckpointIO, path: PathLike) -> None:
@@ -58,7 +58,7 @@ def save_by(run: Run, storage: CheckpointIO, path: PathLike) -> None:
         save(run, path)
 
 
-def _training_state(run: Run, position: Position) -> dict[str, Any]:
+def _training_state(run: Run, position: Position) -> dict[str, object]:
     return {
         **_parts(run),
         "max_steps": run.options.max_steps,
@@ -79,7 +79,7 @@ def load(run: Run, path: PathLike) -> None:
     strategy = run.strategy
     prepared: list[bool] = []
 
-    def check(content: dict[str, Any]) -> None:
+    def check(content: dict[str, object]) -> None:
         _check(run, content, path)
         if run.trains and not prepared:
             prepared.append(True)
@@ -89,35 +89,32 @@ def load(run: Run, path: PathLike) -> None:
 
     own = (callback.storage_of(path) for callback in run.callbacks if isinstance(callback, StateKeeper))
     with _by(run, next(filter(None, own), None)):
-        saved = run.session.read_checkpoint(
-            path,
-            _parts(run) if run.trains else {"model": run.module},
-            check=check,
-        )
-    if overrides(run.module, "on_load_checkpoint"):
-        run.module.on_load_checkpoint(saved["module_section"])
+        saved = read_checkpoint(run.session, path, _parts(run) if run.trains else {"model": run.module}, check=check)
+    if (hook := override_of(run.module, "on_load_checkpoint")) is not None:
+        hook(saved["module_section"])
     # The weights may be of another module; everything else has to be there.
     strict = getattr(run.module, "strict_loading", True)
     with sections.restoring("model", path):
-        rest = run.session.restore_state(saved, {"model": run.module}, strict=strict)
+        rest = restore_state(run.session, saved, {"model": run.module}, strict=strict)
     if run.trains:
         for name, part in _parts(run).items():
             if name != "model":
                 with sections.restoring(name, path):
                     sections.check_like(part, rest.get(name), name, path)
-                    rest = run.session.restore_state(rest, {name: part})
+                    rest = restore_state(run.session, rest, {name: part})
         with sections.restoring("schedulers", path):
             _restore_schedulers(run, saved.get("schedulers", []))
         with sections.restoring("callbacks", path):
             _warn_of_lacking_callbacks(run, saved)
     for callback in run.callbacks:
         if (state := saved.get("callbacks", {}).get(callback.state_key)) is not None:
-            with sections.restoring(f"callbacks[{callback.state_key!r}]", path):
+            with sections.restoring(f"callbacks[{callback.state_key!r}]", path, state["state"]):
                 _restore_callback(run, callback, state)
     if not run.trains:
         return
-    with sections.restoring("datamodule", path):
-        _restore_datamodule(run, saved.get("datamodule", {}).get("state"))
+    state = saved.get("datamodule", {}).get("state")
+    with sections.restoring("datamodule", path, state):
+        _restore_datamodule(run, state)
     for optimizer in strategy.optimizers:
         # It has stepped, if not in this process: torch's schedulers look here, and would warn.
         optimizer._opt_called = run.progress.global_step > 0  # type: ignore[attr-defined]
@@ -175,7 +172,7 @@ def _warn_of_lacking_callbacks(run: Run, saved: dict[str, Any]) -> None:
         )
 
 
-def _random_state_of(ranks: list[dict[str, Any]], rank: int, share: int) -> dict[str, Any] | None:
+def _random_state_of(ranks: list[dict[str, Any]], rank: int, share: int) -> dict[str, object] | None:
     """The random state of this rank if it had the same shard of the data, or else of the first one that had it."""
     candidates = [*ranks[rank : rank + 1], *ranks]
     return next((state["random"] for state in candidates if state["share"] == share), None)
@@ -210,7 +207,7 @@ def _check_schedulers(run: Run, saved: dict[str, Any]) -> None:
     check_schedulers(schedulers, saved.get("lr_schedulers", []), saved.get("schedulers", []))
 
 
-def _scheduler_state(item: Any) -> dict[str, Any]:
+def _scheduler_state(item: Any) -> dict[str, object]:
     """The facts about a scheduler that its own state doesn't have."""
     renewed_by = sorted(item.renewed_by)
     return {**describe_scheduler(item.scheduler), "is_waiting": item.is_waiting, "renewed_by": renewed_by}
@@ -246,7 +243,7 @@ def _restore_position(run: Run, saved: dict[str, Any]) -> None:
     progress.go_on_at(batch, is_recut=is_recut and batch > 0 and not is_limited)
 
 
-def _parts(run: Run) -> dict[str, Any]:
+def _parts(run: Run) -> dict[str, object]:
     strategy = run.strategy
     return {
         "model": run.module,
@@ -257,7 +254,7 @@ def _parts(run: Run) -> dict[str, Any]:
     }
 
 
-def _datamodule_state(run: Run) -> dict[str, Any]:
+def _datamodule_state(run: Run) -> dict[str, object]:
     datamodule = run.datamodule
     if datamodule is None:
         return {}
@@ -266,7 +263,7 @@ def _datamodule_state(run: Run) -> dict[str, Any]:
     return {"datamodule": section} if section else {}
 
 
-def _callback_state(run: Run, callback: Any) -> dict[str, Any]:
+def _callback_state(run: Run, callback: Any) -> dict[str, object]:
     section: dict[str, Any] = {}
     if overrides(callback, "on_save_checkpoint"):
         callback.on_save_checkpoint(run.trainer, run.module, section)

@@ -27,12 +27,12 @@ class Format(NamedTuple):
 class WorkerResult:
     """The result of a stage in rank 0's process, with weights, metrics, counters and states. Tensors are on the CPU."""
 
-    result: Any
-    weights: dict[str, Any]
+    result: object
+    weights: dict[str, object]
     metrics: dict[str, Tensor]
     progress: dict[str, Any]
     callbacks: dict[str, dict[str, Any]]
-    loggers: list[dict[str, Any]]
+    loggers: list[dict[str, object]]
     should_stop: bool
     formats: dict[str, Format]
 
@@ -61,6 +61,7 @@ class WorkerResult:
     def restore(self, run: Run) -> None:
         """Copy everything into the caller's own run, module and callbacks. Called in the caller's process."""
         # Parts that the workers have built in this hook have weights, too.
+        assert run.trainer is not None
         run.trainer.configure_model()
         self._restore_formats(run.module)
         run.module.load_state_dict(from_canonical(run.module, self.weights))

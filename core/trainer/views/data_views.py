@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from core.trainer.run import Run
     from core.trainer.settings.options import TrainerOptions
     from core.trainer.stage_data.datamodule import DataModule
-    from core.trainer.stage_data.loaders import StageLoader
+    from core.trainer.stage_data.loaders import Loaders, StageLoader
 
 
 def shown(path: str, *, can_be_set: bool = False) -> Any:
     """A property of the Trainer: the value at this path from it, such as `run.progress.epoch`."""
     owner, _, name = path.rpartition(".")
 
-    def put(self: Any, value: Any) -> None:
+    def put(self: object, value: object) -> None:
         setattr(attrgetter(owner)(self), name, value)
 
     return property(attrgetter(path), put if can_be_set else None)
@@ -71,42 +71,41 @@ class DataViews(Ranks):
     datamodule: DataModule | None = shown("run.datamodule")
     """The data module of this stage, if there is one."""
 
-    loaders: Any = shown("run.loaders")
-    """The loaders of this stage; None before the first one."""
+    loaders: Loaders = shown("run.loaders")
+    """The loaders of this stage; none before the first one."""
 
     @property
     def train_dataloader(self) -> Any:
         """This rank's training loader; several in the structure in which the user gave them. None before `fit`."""
         from core.trainer.stage_data.combined import CombinedLoader
 
-        train = self.loaders.train if self.loaders is not None else None
+        train = self.loaders.train
         return train.loaders if isinstance(train, CombinedLoader) else train
 
     @property
     def val_dataloaders(self) -> Any:
         """This rank's validation loader, or the list of them; None if there is none."""
-        return _shown(self.loaders.validation) if self.loaders is not None else None
+        return _shown(self.loaders.validation)
 
     @property
     def test_dataloaders(self) -> Any:
         """This rank's test loader, or the list of them; None if there is none."""
-        return _shown(self.loaders.test) if self.loaders is not None else None
+        return _shown(self.loaders.test)
 
     @property
     def predict_dataloaders(self) -> Any:
         """This rank's prediction loader, or the list of them; None if there is none."""
-        return _shown(self.loaders.predict) if self.loaders is not None else None
+        return _shown(self.loaders.predict)
 
     @property
     def num_training_batches(self) -> int | float:
         """Batches of a training epoch on this rank; infinite if unknown."""
-        num_batches: int | float = self.loaders.num_train_batches if self.loaders is not None else 0
-        return num_batches
+        return self.loaders.num_train_batches
 
     @property
     def num_val_batches(self) -> list[int | float]:
         """Batches of a validation run on this rank, for each loader."""
-        return [loader.num_batches for loader in self.loaders.validation] if self.loaders is not None else []
+        return [loader.num_batches for loader in self.loaders.validation]
 
     @property
     def num_sanity_val_batches(self) -> list[int | float]:
@@ -117,12 +116,12 @@ class DataViews(Ranks):
     @property
     def num_test_batches(self) -> list[int | float]:
         """Batches of a test run on this rank, for each loader."""
-        return [loader.num_batches for loader in self.loaders.test] if self.loaders is not None else []
+        return [loader.num_batches for loader in self.loaders.test]
 
     @property
     def num_predict_batches(self) -> list[int | float]:
         """Batches of a prediction run on this rank, for each loader."""
-        return [loader.num_batches for loader in self.loaders.predict] if self.loaders is not None else []
+        return [loader.num_batches for loader in self.loaders.predict]
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -133,8 +132,7 @@ class DataViews(Ranks):
         taken to stay as it is; the loader is taken to keep its length.
         """
         options = self.options
-        if self.loaders is not None:
-            self.loaders.setup(self.strategy)
+        self.loaders.setup(self.strategy)
         epochs = math.inf if options.max_epochs is None else options.max_epochs
         num_batches, window_of = self.num_training_batches, self.run.window_of
         steps: int | float
@@ -207,6 +205,6 @@ class DataViews(Ranks):
         self.run.publisher.log_metrics(values, step)
 
 
-def _shown(loaders: Sequence[StageLoader]) -> Any:
+def _shown(loaders: Sequence[StageLoader]) -> object:
     shown = [loader.loader for loader in loaders]
     return shown[0] if len(shown) == 1 else shown or None

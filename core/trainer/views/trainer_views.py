@@ -5,6 +5,7 @@ from __future__ import annotations
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from core.contract import SetupHost
 from core.trainer.views.data_views import DataViews, shown
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class TrainerState(NamedTuple):
     status: Status
 
 
-class TrainerViews(DataViews):
+class TrainerViews(DataViews, SetupHost):
     """The part of `Trainer` that modules and callbacks use: what its run is, does, and has done."""
 
     # what the user may set ------------------------------------------------------------------------------------------
@@ -205,10 +206,12 @@ class TrainerViews(DataViews):
 
     # module and optimizers ------------------------------------------------------------------------------------------
 
-    module: Any = shown("run.module")
-    """The user's own module; None before the first stage."""
+    @property
+    def module(self) -> Any:
+        """The user's own module; None before the first stage."""
+        return self.run.module if self.run.stage is not None else None
 
-    lightning_module: Any = shown("run.module")
+    lightning_module: Any = shown("module")
     """The same as `module`, by the name that it has elsewhere."""
 
     @property
@@ -293,5 +296,5 @@ class TrainerViews(DataViews):
         """The progress bar, if there is one."""
         return next(iter(self._found_as("progress_bar_callback")), None)
 
-    def _found_as(self, name: str) -> list[Any]:
+    def _found_as(self, name: str) -> list[object]:
         return [callback for callback in self.callbacks if callback.found_as == name]

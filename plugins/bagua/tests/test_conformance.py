@@ -8,8 +8,11 @@ from support.short_suites import in_short
 
 globals().update({name: suite for name, suite in vars(conformance).items() if name.startswith("Test")})
 
-# The whole suite of `TestByteGrad` holds what these two have in common.
+# The whole suite of `TestGradientAllReduce` holds what these have in common with it, and that of `TestDiloco` in
+# tests/downstream what may differ from one device.
+TestByteGradInShort = in_short(conformance.TestByteGrad, DifferingSmoke)
 TestDecentralizedInShort = in_short(conformance.TestDecentralized, DifferingSmoke)
+pytest.mark.exhaustive(conformance.TestByteGrad)
 pytest.mark.exhaustive(conformance.TestDecentralized)
 
 pytestmark = pytest.mark.slow

@@ -176,6 +176,7 @@ def weights_in_rounds(rank, options, rounds):
     return distances
 
 
+@pytest.mark.slow
 def test_four_ranks_agree_after_the_stated_rounds():
     """Everybody's mean in one, two rounds of pairs, and on a ring a third of the distance a round."""
     four = Backend(lambda: "single_device", num_processes=4, timeout_s=200)

@@ -11,11 +11,12 @@ import pytest
 from zero_suite import ZeroConformance
 
 from core_testing import programs
+from support.checkout import in_checkout
 
 accelerator_double.register()
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parent / "zero_program.py"
-KITS = PROGRAM.parents[2] / "testing" / "tests" / "kits.ini"
+KITS = in_checkout("plugins/testing/tests/kits.ini")
 
 
 class TestZero1(ZeroConformance):

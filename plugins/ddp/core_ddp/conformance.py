@@ -61,7 +61,8 @@ class TestPostLocalSGD(DifferingConformance):
     def make(self, **options: Any) -> Strategy:
         """With a state of its own: the hook counts in it."""
         state = post_localSGD_hook.PostLocalSGDState(None, None, 2, post_local_gradient_allreduce=False)
-        return super().make(
+        return DifferingConformance.make(
+            self,
             ddp_comm_state=state,
             ddp_comm_hook=post_localSGD_hook.post_localSGD_hook,
             model_averaging_period=2,

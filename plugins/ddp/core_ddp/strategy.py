@@ -23,6 +23,7 @@ from core.strategies import (
     with_options_of,
 )
 from core_ddp.hook_state import HookState
+from core_ddp.hooks import late_hooks, refuse_late_hooks
 from core_ddp.late import GRADIENTS_STAY, WrappedParameters, refuse_difference
 from core_ddp.sparse import copy_sparse_gradients
 from core_ddp.unused import explain_unused
@@ -96,6 +97,7 @@ class DDPStrategy(ParallelStrategy):
         self._frozen = FrozenParameters(GRADIENTS_STAY)
         self._wrapped: dict[nn.Module, WrappedParameters] = {}
         self._sparse_hooks: dict[Tensor, RemovableHandle] = {}
+        self._own_hooks: set[int] = set()
         self._is_rewrapped = False
         self._leaves_some_out = False
 
@@ -122,8 +124,10 @@ class DDPStrategy(ParallelStrategy):
         """All ranks. Convert, move and wrap the module; without trainable parameters there is nothing to wrap.
 
         Raises:
-            ModuleError: the ranks have built different modules.
+            ModuleError: the ranks have built different modules, or a parameter has a hook that ranks can't share.
         """
+        if self.world_size > 1:
+            refuse_late_hooks(module)
         refuse_unlike_modules(self, module, getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         super().setup_module(module)
         self._wrap(module)
@@ -144,6 +148,7 @@ class DDPStrategy(ParallelStrategy):
             ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
             self._frozen.watch((name, own) for name, own in module.named_parameters() if name not in ignored)
             self._wrapped[module] = WrappedParameters(module)
+        self._own_hooks |= {id(hook) for _, hook in late_hooks(module)}
 
     def refresh_modules(self) -> bool:
         """All ranks, when an epoch begins. Wrap those modules anew of which a parameter was frozen, unfrozen, replaced.
@@ -241,6 +246,8 @@ class DDPStrategy(ParallelStrategy):
         wrapper, user = handle.wrapped, handle.module
         if name == "training_step":
             self._check_gradients = None
+        if name in _WRAPPED and self.world_size > 1:
+            refuse_late_hooks(user, self._own_hooks)
         if name not in _WRAPPED and name.endswith("_step"):
             return super().step_callable(name, module)
         router = next((child for child in wrapper.modules() if isinstance(child, MethodRouter)), None)

@@ -39,7 +39,10 @@ def reference(tmp_path_factory):
     return run([sys.executable], tmp_path_factory.mktemp("reference") / "out.pt", "single_device", 1)
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(way, marks=pytest.mark.slow if way in ("ddp_spawn", "ddp_fork") else []) for way in WAYS],
+)
 def result(request, tmp_path_factory):
     command, strategy = WAYS[request.param]
     return run(command, tmp_path_factory.mktemp(request.param) / "out.pt", strategy, 2)

@@ -4,9 +4,10 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "char_gpt.py"
+from support.checkout import in_checkout
+
+EXAMPLE = in_checkout("examples/char_gpt.py")
 
 
 def test_char_gpt_learns_at_stage_3_with_everything_offloaded():

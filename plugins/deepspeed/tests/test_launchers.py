@@ -13,10 +13,11 @@ import pytest
 
 from core.cluster import reserve_port
 from core_testing import programs
+from support.checkout import in_checkout
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "launched_program.py"
-TRAINED_UNTIL_INTERRUPTED = HERE.parents[2] / "tests" / "trainer" / "signals" / "interruption_program.py"
+TRAINED_UNTIL_INTERRUPTED = in_checkout("tests/trainer/signals/interruption_program.py")
 DEEPSPEED = (sys.executable, Path(sys.executable).with_name("deepspeed"))
 PRELOAD = f"{programs.PRELOAD},deepspeed"
 STAGE_3 = {"strategy": "deepspeed_stage_3"}

@@ -13,13 +13,14 @@ import torch.utils.backend_registration
 
 from core.cluster import reserve_port
 from core_testing import programs
+from support.checkout import in_checkout
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch can't have a device in Python",
 )
 HERE = Path(__file__).parent
-KITS = HERE.parents[1] / "testing" / "tests" / "kits.ini"
+KITS = in_checkout("plugins/testing/tests/kits.ini")
 
 
 def start(alias, **variables):
@@ -52,6 +53,7 @@ def assert_equal(found, expected):
         torch.testing.assert_close(*both, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.slow
 def test_dp_on_two_devices_equals_one():
     """Weights, what steps log and metrics make of two threads, and a forward; torch warns of nothing."""
     found, expected = result_of(start("dp")), train_on_one_device()
@@ -62,6 +64,7 @@ def test_dp_on_two_devices_equals_one():
     assert_equal(found, {"outputs": replicated_training.outputs(strategy="single_device", accelerator="cpu")})
 
 
+@pytest.mark.slow
 def test_ddp2_on_two_nodes_with_two_devices_each_equals_one_device():
     """Real DistributedDataParallel over gloo, around real DataParallel."""
     found = [result_of(program) for program in [start("ddp2", **variables) for variables in two_nodes()]]

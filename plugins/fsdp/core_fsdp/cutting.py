@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -51,6 +52,23 @@ def cut(
     for root in roots:
         if root is module or not isinstance(root, FSDPModule):
             fully_shard(root, **options, reshard_after_forward=sharding.reshard_after_forward)
+    let_replace(module)
+
+
+def let_replace(module: nn.Module) -> None:
+    """Make torch replace the parameters of recurrent layers when it gathers them, as it does those of others.
+
+    These layers have an own `__setattr__`, which torch then goes through: to everyone who watches a module that is a
+    new parameter. It keeps a list of the layer's parameters up to date, and here each call does.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.RNNBase) and "__setattr__" not in vars(part):
+            vars(part)["__setattr__"] = MethodType(nn.Module.__setattr__, part)  # of all that torch looks at this one
+            part.register_forward_pre_hook(_list_parameters)
+
+
+def _list_parameters(module: Any, inputs: Any) -> None:
+    module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
 
 
 def _cut_layers_in_float32(module: nn.Module, options: dict[str, Any]) -> None:

@@ -1,14 +1,14 @@
 """The first weights of a sharded module: the same as on one device, and never all of them on one rank.
 
 A module that was built on the meta device has shapes and no values. Its submodules are filled one after the other, each
-by its own `reset_parameters()`, children before their parent: every rank draws the whole values of one submodule, keeps
-its shard, and lets go of the rest. That draws the same random numbers in the same order as building the module on one
-device does, if constructors only build children and call `reset_parameters()`, as those of torch's layers do.
+by its own `reset_parameters()` and then by the `_init_weights` of a model around it, children before their parent:
+every rank draws the whole values of one submodule, keeps its shard, and lets go of the rest. That draws the same random
+numbers in the same order as building the module on one device does, if constructors only build children and call
+these, as those of torch's layers and of transformers do.
 """
 
 from __future__ import annotations
 
-import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from core import ModuleError
+from core.checkpoint import gather_whole
+from core_fsdp import first_draws
 from core_fsdp.shards import fill_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
     from core import Strategy
 
@@ -31,22 +33,25 @@ class InitialWeights:
 
     Three cases: built everywhere, and rank 0's values go to all before they are cut into shards; built on meta
     everywhere, and `fill` draws them; built on rank 0 and on meta elsewhere, and `fill` sends rank 0's, one at a time.
+
+    Attributes:
+        lacking: the tensors to which nothing gave values.
     """
 
     def __init__(self, module: nn.Module, strategy: Strategy, *, synchronizes: bool) -> None:
         self.module, self.strategy = module, strategy
-        self.empty = [child for child in _children_first(module) if _is_on_meta(child)]
+        self.empty = [child for child in first_draws.children_first(module) if _is_on_meta(child)]
         # What is drawn in one format and then converted differs from what is drawn in the other.
         self._formats = {child: {name: each.dtype for name, each in _own_parameters(child)} for child in self.empty}
         self.is_empty_everywhere = strategy.reduce_boolean_decision(bool(self.empty), all=True)
         self.is_empty_somewhere = strategy.reduce_boolean_decision(bool(self.empty), all=False)
+        self.lacking: list[first_draws.Lacking] = []
         self._of_rank_zero: dict[str, Tensor] = {}
         if self.is_empty_somewhere and not self.is_empty_everywhere:
             self._check_rank_zero(synchronizes)
             self._of_rank_zero = dict(_named_tensors(module)) if strategy.global_rank == 0 else {}
-        elif synchronizes and not self.is_empty_somewhere:
-            for _, tensor in _named_tensors(module):
-                self._send(tensor)
+        elif synchronizes:
+            self._send_all()
 
     def _check_rank_zero(self, synchronizes: bool) -> None:
         name = type(self.module).__name__
@@ -61,6 +66,17 @@ class InitialWeights:
                 "Pass sync_module_states=True, which sends those of rank 0."
             )
 
+    def _send_all(self) -> None:
+        """Send rank 0's values of what has some, which are all or those that weren't built on meta."""
+        own = {name: tensor for name, tensor in _named_tensors(self.module) if not tensor.is_meta}
+        if not self.strategy.reduce_boolean_decision([*own] == self.strategy.broadcast([*own])):
+            raise ModuleError(
+                f"Ranks have built different parts of {type(self.module).__name__} on the meta device. Build it alike "
+                "on all of them."
+            )
+        for tensor in own.values():
+            self._send(tensor)
+
     def fill(self, parameter_device: torch.device) -> None:
         """All ranks, after sharding. Give memory to what is on meta, shards only, and values to it."""
         if not self.is_empty_somewhere:
@@ -73,26 +89,13 @@ class InitialWeights:
             self._receive()
 
     def _draw(self) -> None:
-        done: set[int] = set()
-        unknown = []
-        for part in self.empty:
-            reset = _reset_method(part)
-            if reset is None:
-                unknown.append(part)
-                reset = _fill_with_nan(part)
-            with _whole_parameters(part, self._formats[part], done, self.strategy.root_device):
-                reset()
-        if unknown:
-            self._warn_of(unknown)
-
-    def _warn_of(self, unknown: list[nn.Module]) -> None:
-        names = {part: name or type(part).__name__ for name, part in self.module.named_modules()}
-        warnings.warn(
-            f"{len(unknown)} submodules were built on the meta device and have no reset_parameters() that could give "
-            f"them values: {', '.join(names[part] for part in unknown[:8])}. They hold NaN until a checkpoint is "
-            "loaded.",
-            stacklevel=2,
-        )
+        done: tuple[set[int], set[int]] = set(), set()
+        unknown: list[nn.Module] = []
+        for part, draw, is_second in first_draws.draws(self.module, set(self.empty), unknown):
+            own = done[is_second]
+            with _whole_parameters(part, self._formats[part], own, self.strategy.root_device, keeps=is_second):
+                draw()
+        self.lacking = first_draws.lacking(self.module, unknown)
 
     def _receive(self) -> None:
         device = self.strategy.root_device
@@ -114,12 +117,6 @@ class InitialWeights:
         sent = local.to(self.strategy.root_device).contiguous()
         dist.broadcast(sent, src=source, group=group)
         local.copy_(sent)
-
-
-def _children_first(module: nn.Module) -> Iterable[nn.Module]:
-    found: list[nn.Module] = []
-    module.apply(found.append)
-    return dict.fromkeys(found)  # once each, also with several parents
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -150,32 +147,36 @@ def _allocate(module: nn.Module, parameter_device: torch.device, buffer_device: 
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        module._apply(allocate)
+        with _without_whole_ones(module):
+            module._apply(allocate)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(swaps)
 
 
-def _reset_method(module: nn.Module) -> Callable[[], Any] | None:
-    for name in ("reset_parameters", "_reset_parameters"):  # the second is that of nn.MultiheadAttention
-        if callable(method := getattr(module, name, None)):
-            return method  # type: ignore[no-any-return]
-    return None
-
-
-def _fill_with_nan(module: nn.Module) -> Callable[[], None]:
-    def fill() -> None:
-        with torch.no_grad():
-            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-                tensor.fill_(float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0)
-
-    return fill
+@contextmanager
+def _without_whole_ones(module: nn.Module) -> Iterator[None]:
+    """A context without the parameters that have values and aren't in shards: someone may refer to them by now."""
+    kept: list[tuple[nn.Module, str, nn.Parameter]] = []
+    for part in module.modules():
+        for name, parameter in _own_parameters(part):
+            if not parameter.is_meta and not isinstance(parameter, DTensor):
+                kept.append((part, name, parameter))
+    for part, name, _ in kept:
+        part._parameters[name] = None
+    try:
+        yield
+    finally:
+        for part, name, parameter in kept:
+            part._parameters[name] = parameter
 
 
 @contextmanager
 def _whole_parameters(
-    module: nn.Module, formats: dict[str, torch.dtype], done: set[int], device: torch.device
+    module: nn.Module, formats: dict[str, torch.dtype], done: set[int], device: torch.device, *, keeps: bool
 ) -> Iterator[None]:
-    """The module's own parameters as whole ones; what they hold at the end is cut into the shards.
+    """All ranks. The module's own parameters as whole ones; what they hold at the end is cut into the shards.
+
+    With `keeps` they begin with their values, of which a draw may leave some as they are.
 
     A parameter that two modules share keeps what the first has given it, and the second draws all the same: so it
     happens where the second one's own is replaced by the first one's.
@@ -183,6 +184,8 @@ def _whole_parameters(
     shards = dict(_own_parameters(module))
     for name, shard in shards.items():
         whole = torch.empty(shard.shape, dtype=formats[name], device=device)
+        if keeps:
+            whole.copy_(gather_whole(shard.detach()) if isinstance(shard, DTensor) else shard.detach())
         module._parameters[name] = nn.Parameter(whole, requires_grad=shard.requires_grad)
     try:
         yield

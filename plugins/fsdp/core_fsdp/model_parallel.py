@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from core import ConfigurationError
 from core.checkpoint import collect_random_state, restore_random_state
-from core_fsdp import freezing, gradients, mesh
+from core_fsdp import freezing, gradients, mesh, wrapping
+from core_fsdp.same_batches import SameBatches
 from core_fsdp.strategy import FSDPStrategy
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class ModelParallelStrategy(FSDPStrategy):
                 "device_mesh nor replicas: use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'."
             )
         self._hooks: list[RemovableHandle] = []
+        self._same_batches = SameBatches()
         self._frozen: list[RemovableHandle] = []
         self._parallelize = parallelize_fn
         self._data_size = _parse("data_parallel_size", data_parallel_size)
@@ -144,8 +146,15 @@ class ModelParallelStrategy(FSDPStrategy):
             self._hooks += gradients.add_up_sums(self.model)
         return self.model
 
+    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
+        """All ranks, once a stage. As under `fsdp`; ranks of a tensor group compare the first and every 100th batch."""
+        assert self.device_mesh is not None, "setup_environment has laid it out"
+        group = self.device_mesh["tensor_parallel"].get_group() if self.mesh_shape()[1] > 1 else None
+        return self._same_batches.around(name, super().step_callable(name, module), group, self.root_device)
+
     def _cut(self, module: nn.Module, parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None]) -> None:
         assert self.device_mesh is not None, "setup_environment has laid it out"
+        wrapping.check_hooks(module)
         self._replaced.remember(module)
         cut = parallelize(module, self.device_mesh)
         if cut is not None and cut is not module:

@@ -26,9 +26,11 @@ from core.session import ReplacedParameters
 from core.strategies import ParallelStrategy, needs_whole_matrices, refuse_unlike_modules
 from core_fsdp import cutting, forward, gradients, mesh, options, whole_matrices, wrapping
 from core_fsdp import state as states
+from core_fsdp.first_draws import Lacking, refuse_lacking
 from core_fsdp.initialization import InitialWeights
 from core_fsdp.left_out import LeftOutOfUnits
 from core_fsdp.precision import DTYPES, ShardedMixedPrecision
+from core_fsdp.same_batches import EVERY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -107,11 +109,13 @@ class FSDPStrategy(ParallelStrategy):
         if activation_checkpointing or activation_checkpointing_policy is not None:
             self.own_activation_option = "activation_checkpointing"
         self._undo_checkpointing: list[Callable[[], None]] = []
+        self._num_backwards = 0
         self.sync_module_states = sync_module_states
         self.forward_prefetch = forward_prefetch
         self._mesh_option = device_mesh
         self._replaced = ReplacedParameters(states.placed_state)
         self._left_out = LeftOutOfUnits(self)
+        self._lacking: list[Lacking] = []
 
     # composition ----------------------------------------------------------------------------------------------------
 
@@ -229,19 +233,22 @@ class FSDPStrategy(ParallelStrategy):
         """All ranks. Cut the module into shards, in place. One that is sharded already stays so.
 
         Raises:
-            ModuleError: a parameter can't be sharded, or isn't where others are, or ranks have built different modules.
+            ModuleError: a parameter can't be sharded, has a hook, or isn't where others are, or ranks have built
+                different modules.
         """
         if units := wrapping.sharded_units(module):
             forward.reshard(units)
             if self.world_size > 1:
                 wrapping.check_all_sharded(module)
             self.model = module
+            cutting.let_replace(module)
             self._replaced.remember(module)
             self._checkpoint_activations(module)
             self._finish(module, None)
             return self.model
         # What the first weights are is settled before anything is converted or cut; `_finish` fills the shards.
         wrapping.check_parameters(module)
+        wrapping.check_hooks(module)
         refuse_unlike_modules(self, module)
         weights = InitialWeights(module, self, synchronizes=self.sync_module_states)
         self.model = self.precision_plugin.convert_module(module)
@@ -293,6 +300,7 @@ class FSDPStrategy(ParallelStrategy):
             self._left_out.watch(wrapping.sharded_units(module))
         if weights is not None:
             weights.fill(self.parameter_device)
+            self._lacking += weights.lacking
         self.module_to_device(module)
         if self._buffer_dtype is not None:
             for buffer in module.buffers():
@@ -335,19 +343,28 @@ class FSDPStrategy(ParallelStrategy):
     # steps ----------------------------------------------------------------------------------------------------------
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """All ranks, once a stage. Any method runs as a forward of the module, with its parameters gathered."""
+        """All ranks, once a stage. Any method runs as a forward of the module, with its parameters gathered.
+
+        Raises:
+            ModuleError: a parameter has a hook that no gradient comes to.
+        """
         handle = self.session.handle_of(module)
+        self._check_hooks(handle.module)
         method = handle.user_callable(name)
         if name != "forward" and isinstance(handle.module, FSDPModule):
             method = forward.as_forward_of(handle.module, name, method)
         return forward.without_inference_mode(method, wrapping.sharded_units(handle.module))
+
+    def _check_hooks(self, module: nn.Module) -> None:
+        if wrapping.is_sharded(module):
+            wrapping.check_hooks(module, "register_hook")
 
     def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
         """All ranks. Backward, which reduces gradients on its way; see `Strategy.backward`.
 
         Raises:
             ModuleError: the loss leaves out parameters on this rank that it depends on elsewhere, or is of some that
-                weren't gathered.
+                weren't gathered; or a parameter has got a hook that no gradient comes to.
         """
         self._left_out.check_idle_units()
         try:
@@ -356,6 +373,10 @@ class FSDPStrategy(ParallelStrategy):
             if explained := forward.mixed_use(error):
                 raise explained from error
             raise
+        self._num_backwards += 1
+        if self._num_backwards.bit_count() == 1 or self._num_backwards % EVERY == 0:  # the 1st, 2nd, 4th, 8th, ...
+            for handle in self.session.handles:
+                self._check_hooks(handle.module)
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """All ranks. A context in which gradients stay whole and local; the next backward outside reduces their sum."""
@@ -377,7 +398,12 @@ class FSDPStrategy(ParallelStrategy):
         return None
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
-        """All ranks. Step the optimizer over its shards; what is gathered of the old weights is let go."""
+        """All ranks. Step the optimizer over its shards; what is gathered of the old weights is let go.
+
+        Raises:
+            ModuleError: a parameter that was built on meta has got no values.
+        """
+        refuse_lacking(self._lacking)
         try:
             updated = super().optimizer_step(optimizer, closure)
         except RuntimeError as error:
@@ -446,6 +472,7 @@ class FSDPStrategy(ParallelStrategy):
         while self._undo_checkpointing:
             self._undo_checkpointing.pop()()
         self._left_out.forget()
+        self._lacking.clear()
 
     def leave_group(self) -> None:
         """All ranks. Modules stay sharded for the next stage of the script, and so need the group until it ends."""

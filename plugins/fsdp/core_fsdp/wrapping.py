@@ -263,6 +263,32 @@ def check_parameters(root: nn.Module) -> None:
             )
 
 
+_HOOKS = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
+
+
+def check_hooks(root: nn.Module, *methods: str) -> None:
+    """Refuse hooks of parameters that see no gradient where ranks share a model, or a part of it.
+
+    Args:
+        root: the user's.
+        methods: by which they have been registered; none are all.
+
+    Raises:
+        ModuleError: with the parameter's name.
+    """
+    for name, parameter in root.named_parameters():
+        for method in methods or _HOOKS:
+            hooks = getattr(parameter, _HOOKS[method], None) or {}
+            # Those of core only refuse a gradient where nothing may learn.
+            own = [hook for hook in hooks.values() if not str(getattr(hook, "__module__", "")).startswith("core.")]
+            if parameter.requires_grad and own:
+                raise ModuleError(
+                    f"{name!r} of {type(root).__name__.removeprefix('FSDP')} has a hook ({method}), which would see no "
+                    "gradient, or a rank's part of it. Mask and scale in forward, as in weight * mask + (weight * (1 - "
+                    "mask)).detach(); change whole gradients in on_before_optimizer_step; leave steps to the optimizer."
+                )
+
+
 def _describe_problem(parameter: nn.Parameter) -> str | None:
     if parameter.layout is not torch.strided:
         return f"of layout {parameter.layout}, which can't be sharded. Hold it dense, or as a buffer."

@@ -34,6 +34,7 @@ class Case:
     frozen: bool = False
     loop: str = "trainer"
     meta: bool = False
+    recurrent: bool = False
 
 
 CASES = {
@@ -50,6 +51,7 @@ CASES = {
     "fabric": Case(loop="fabric", clip=0.02, tied=True),
     "fabric_accumulated": Case(loop="fabric", accumulate=2, frozen=True),
     "meta": Case(meta=True, tied=True),
+    "recurrent": Case(meta=True, recurrent=True),
 }
 
 
@@ -68,6 +70,17 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(self.norm(x))))
 
 
+class RecurrentBlock(Block):
+    """One with a recurrent layer, whose parameters torch replaces in its own way."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = nn.LSTM(6, 6, batch_first=True)
+
+    def forward(self, x):
+        return super().forward(x + self.memory(x.reshape(-1, 2, 6))[0].reshape(x.shape))
+
+
 class Net(Module):
     """Predicts tokens; cut over the tensor axis where there is one."""
 
@@ -80,7 +93,7 @@ class Net(Module):
     def build(self):
         torch.manual_seed(3)
         self.embedding = nn.Embedding(13, 6)
-        self.blocks = nn.ModuleList([Block(), Block()])
+        self.blocks = nn.ModuleList([RecurrentBlock() if self.case.recurrent else Block(), Block()])
         self.head = nn.Linear(6, 13, bias=False)
         if self.case.tied:
             self.head.weight = self.embedding.weight

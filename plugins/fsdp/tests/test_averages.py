@@ -65,12 +65,13 @@ def test_the_average_of_epochs_is_that_of_one_device():
     assert_equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("storage", "writer", "reader"),
     [
         ("distributed", "fsdp", "tensor"),
-        pytest.param("torch", "data_tensor", "single_device", marks=pytest.mark.slow),
-        pytest.param("torch", "fsdp", "fsdp", marks=pytest.mark.slow),
+        ("torch", "data_tensor", "single_device"),
+        ("torch", "fsdp", "fsdp"),
     ],
 )
 def test_the_average_goes_on_under_another_strategy(tmp_path, storage, writer, reader):

@@ -6,9 +6,12 @@ from core_fsdp.conformance import TestCPUOffload, TestFSDP, TestModelParallel
 from support.short_suites import in_short
 
 TestFSDPInShort = in_short(TestFSDP)
-for _slow in (TestFSDP, TestModelParallel, TestCPUOffload):
+# Derived from the strategy of `TestFSDP`, the whole suite; test_equality.py has what tensor groups change.
+TestModelParallelInShort = pytest.mark.slow(in_short(TestModelParallel))
+pytest.mark.exhaustive(TestModelParallel)
+for _slow in (TestFSDP, TestCPUOffload):
     pytest.mark.slow(_slow)
 
-__all__ = ["TestCPUOffload", "TestFSDP", "TestFSDPInShort", "TestModelParallel"]
+__all__ = ["TestCPUOffload", "TestFSDP", "TestFSDPInShort", "TestModelParallel", "TestModelParallelInShort"]
 
 pytestmark = pytest.mark.numbers

@@ -38,9 +38,11 @@ ONLY_ON_TWO = {"clipped_by_value", "foreach", "fabric_accumulated"}
 # What else four processes prove, two have proven in the same way.
 BY_HAND_ON_FOUR = {"sgd_fp32", "frozen", "fused", "fabric", "meta"}
 BY_HAND = {"hybrid_on_2", "grad_op_on_4", "no_shard_on_4"}
-ALWAYS_ON_FOUR = {("data_tensor", "tied")}
 # The other ways share nearly all calls with "full", and tensor parallelism all but those of these cases.
-IN_TENSOR_PARALLEL = {"accumulated", "tied", "clipped", "muon"}
+QUICK = {
+    "full": {"plain", "accumulated", "clipped_by_value", "fabric_accumulated", "frozen", "meta", "recurrent"},
+    "tensor": {"accumulated", "tied"},
+}
 
 
 def pairs():
@@ -52,8 +54,7 @@ def pairs():
 
 
 def marks_of(way, num_processes, case):
-    is_quick = way in ("full", "one_unit") or (way == "tensor" and case in IN_TENSOR_PARALLEL)
-    if (way, case) in ALWAYS_ON_FOUR or is_quick:
+    if case in QUICK.get(way, ()):
         return ()
     is_by_hand = way in BY_HAND or (num_processes == 4 and case in BY_HAND_ON_FOUR)
     return pytest.mark.exhaustive if is_by_hand else pytest.mark.slow

@@ -546,7 +546,7 @@ class LeavesOutOnRankOne(SkippedByRankOne):
     "units",
     [
         pytest.param(None, id="one unit", marks=pytest.mark.slow),
-        pytest.param({Block}, id="blocks"),
+        pytest.param({Block}, id="blocks", marks=pytest.mark.slow),
         pytest.param({nn.Linear}, id="layers", marks=pytest.mark.slow),
     ],
 )
@@ -618,8 +618,17 @@ class Regression(Module):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
-@pytest.mark.parametrize("sharding", ["FULL_SHARD", "SHARD_GRAD_OP"])
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize(
+    ("precision", "sharding"),
+    [
+        ("32-true", "FULL_SHARD"),
+        ("bf16-mixed", "SHARD_GRAD_OP"),
+        pytest.param("32-true", "SHARD_GRAD_OP", marks=pytest.mark.slow),
+        pytest.param("bf16-mixed", "FULL_SHARD", marks=pytest.mark.slow),
+        pytest.param("bf16-true", "FULL_SHARD", marks=pytest.mark.slow),
+        pytest.param("bf16-true", "SHARD_GRAD_OP", marks=pytest.mark.slow),
+    ],
+)
 def test_validation_in_between_sees_the_newest_weights(precision, sharding):
     strategy = FSDPStrategy(start_method="fork", sharding_strategy=sharding, auto_wrap_policy={nn.Linear})
     losses = []
@@ -735,7 +744,9 @@ class FullPrecisionInputs(Module):
 
 
 @pytest.mark.parametrize("policy", [None, {nn.LayerNorm, nn.TransformerEncoderLayer}], ids=["one_unit", "units"])
-@pytest.mark.parametrize("automatic", [True, False], ids=["automatic", "manual"])
+@pytest.mark.parametrize(
+    "automatic", [pytest.param(True, id="automatic"), pytest.param(False, id="manual", marks=pytest.mark.slow)]
+)
 def test_layers_that_compute_in_the_format_of_their_inputs_equal_one_device(policy, automatic):
     expected = fit("single_device", FullPrecisionInputs(automatic), 1, precision="bf16-mixed").state_dict()
     strategy = FSDPStrategy(start_method="fork", auto_wrap_policy=policy)
@@ -750,8 +761,8 @@ def test_layers_that_compute_in_the_format_of_their_inputs_equal_one_device(poli
     ("options", "arguments"),
     [
         ({"activation_checkpointing": True, "auto_wrap_policy": {Block}}, {}),
-        ({"activation_checkpointing": {Block}}, {}),
-        ({"activation_checkpointing_policy": {Block}}, {}),
+        pytest.param({"activation_checkpointing": {Block}}, {}, marks=pytest.mark.slow),
+        pytest.param({"activation_checkpointing_policy": {Block}}, {}, marks=pytest.mark.slow),
         ({}, {"activation_checkpointing": "units", "activation_offload": True}),
         ({"forward_prefetch": True, "auto_wrap_policy": {Block}}, {}),
         ({"cpu_offload": True, "auto_wrap_policy": {Block}}, {}),
@@ -780,6 +791,7 @@ def test_checkpointed_layers_are_computed_again_in_the_backward():
 
 
 # torch looks for a gradient where there is none, and hides the warning, which pytest makes an error before.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize(
     ("layer", "checkpointing"),

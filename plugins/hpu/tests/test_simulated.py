@@ -12,6 +12,7 @@ import torch.utils.backend_registration
 from packaging.version import Version
 
 from core_testing import programs
+from support.checkout import in_checkout
 
 pytestmark = [
     pytest.mark.skipif(
@@ -54,7 +55,7 @@ def test_passes_the_kit_in_lazy_mode(tmp_path, alias):
 
 
 def run_example(name, *arguments):
-    program = simulated.HERE.parents[2] / "examples" / name
+    program = in_checkout(f"examples/{name}")
     command = [sys.executable, program, "--accelerator", "hpu", *arguments]
     done = programs.run(command, env=simulated.variables(), timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr

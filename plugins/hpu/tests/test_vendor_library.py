@@ -26,22 +26,26 @@ def told():
     return told_by()
 
 
+@pytest.mark.slow
 def test_an_import_leaves_the_environment_as_it_was(told):
     """It would have all runs of a machine meet at port 12345."""
     assert told["after"] == told["before"]
     assert told["port"] != 12345
 
 
+@pytest.mark.slow
 def test_a_script_that_imports_the_library_itself_gets_a_port_of_its_own():
     left, port = told_by("--import")
     assert left == "12345"
     assert port != 12345
 
 
+@pytest.mark.slow
 def test_a_port_that_the_user_has_chosen_stays():
     assert told_by("--import", MASTER_ADDR="localhost", MASTER_PORT="12345")[1] == 12345
 
 
+@pytest.mark.slow
 def test_an_optimizer_made_before_trains_what_the_module_has_now(told):
     """In lazy mode the library puts other objects into the module."""
     on_hpu, on_cpu = told["hpu"], told["cpu"]
@@ -52,6 +56,7 @@ def test_an_optimizer_made_before_trains_what_the_module_has_now(told):
         torch.testing.assert_close(torch.tensor(on_hpu["weights"][name]), torch.tensor(value), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_tied_weights_stay_tied_and_frozen_ones_frozen(told):
     assert told["hpu"]["is tied"]
     assert told["hpu"]["frozen"]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _PRECISIONS = ("32-true", "16-true")
 _ENGINE_OPTIONS = "POPLAR_ENGINE_OPTIONS"
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _METHODS = {"validation_step", "test_step", "predict_step", "forward"}
 
 
@@ -224,7 +225,7 @@ class IPUStrategy(Strategy):
         """Convert the module; it stays on the host, and goes to the device as part of a program.
 
         Raises:
-            UnsupportedError: it is to be compiled by torch too.
+            UnsupportedError: it is to be compiled by torch too, or a parameter has hooks.
             ConfigurationError: parameters of 64 bits.
         """
         if self.session.compiles:
@@ -235,6 +236,11 @@ class IPUStrategy(Strategy):
         if name := next((name for name, each in module.named_parameters() if each.dtype == torch.float64), None):
             raise ConfigurationError(
                 f"Parameter {name!r} is of float64, which IPUs don't have: build the module in float32."
+            )
+        if name := next((name for name, each in module.named_parameters() if _has_hooks(each)), None):
+            raise UnsupportedError(
+                f"Parameter {name!r} has a hook, which a compiled program wouldn't call: its gradients stay on the "
+                "device. Mask and scale in forward, as in weight * mask + (weight * (1 - mask)).detach()."
             )
         self._module = module
         return module
@@ -460,3 +466,9 @@ class IPUStrategy(Strategy):
 def _num_joined(options: Any) -> int:
     """Micro-batches in one call of a program: iterations x replicas x accumulation."""
     return int(options.device_iterations * options.replication_factor * options.Training.gradient_accumulation)
+
+
+def _has_hooks(parameter: torch.Tensor) -> bool:
+    """True if it has hooks other than those by which core refuses a gradient where nothing may learn."""
+    hooks = [hook for name in _HOOKS for hook in (getattr(parameter, name, None) or {}).values()]
+    return any(not str(getattr(hook, "__module__", "")).startswith("core.") for hook in hooks)

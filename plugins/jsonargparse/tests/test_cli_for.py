@@ -108,6 +108,7 @@ def test_a_config_is_saved_in_a_folder_that_a_url_names(run, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a b"]
 
 
+@pytest.mark.slow
 def test_a_config_is_never_lost(run, tmp_path):
     """Not for another run in its folder, and not when the run goes on; not on two ranks."""
     plain = ("--trainer.logger=false", "--trainer.strategy=ddp_fork", "--trainer.devices=2", "--trainer.max_epochs=1")

@@ -144,7 +144,8 @@ def test_the_prelude_runs_it_in_two_processes(tmp_path):
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 1
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
 def test_the_program_says_how_many_processes_there_are(tmp_path, devices):
     """As under Lightning, which is started by `python`: no `--devices` is needed, whichever number the program has."""
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -14,16 +14,18 @@ from torch.distributed.tensor import DTensor
 from core import Capability, ConfigurationError
 from core.checkpoint import collect_random_state, restore_random_state
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
-from core_fsdp import FSDPStrategy
+from core_fsdp import FSDPStrategy, wrapping
 from core_parallel.communication import averages, overflow
 from core_parallel.context.attention import Attention
-from core_parallel.context.sequence import Context, check_whole_batches, computed_again, in_parts
+from core_parallel.context.sequence import Context, check_whole_batches, computed_again, in_parts, newest_turn
 from core_parallel.context.uncompiled_attention import Apart
 from core_parallel.experts import expert_modules, expert_shards, uncompiled
 from core_parallel.mesh import device_mesh, sizes
 from core_parallel.mesh.placements import cut_axes
+from core_parallel.microbatches import batches
 from core_parallel.modules import compiled_parts
-from core_parallel.tensor import layers
+from core_parallel.modules.check_keys import CheckKeys
+from core_parallel.tensor import checks, layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,10 +87,13 @@ class MeshStrategy(FSDPStrategy):
             raise ConfigurationError(f"context_attention={context_attention!r}: expected 'ulysses' or 'gather'.")
         self._context_options = (context_attention, context_dim)
         self._contexts: dict[nn.Module, list[Context]] = {}
+        self._began = 0
         self._local: list[nn.Module] = []
         self._modules_of_experts: list[nn.Module] = []
         self._undo: list[Callable[[], None]] = []
         self._stand_ins: dict[Optimizer, Optimizer] = {}
+        self._blocks: dict[nn.Module, tuple[dict[str, nn.Module], CheckKeys]] = {}
+        self._unlike: set[nn.Module] = set()
         self._refuse_beside(options)
 
     def _refuse_beside(self, options: Mapping[str, Any]) -> None:
@@ -199,6 +204,11 @@ class MeshStrategy(FSDPStrategy):
         """All ranks. The group of this rank along some axes; None if it is alone there."""
         return None if self._mesh is None else self._mesh.group(*names)
 
+    @property
+    def _sharing(self) -> ProcessGroup | None:
+        """The group of the ranks that have the same data as this one."""
+        return self._axis("pipeline", "context", "tensor")
+
     # module ---------------------------------------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module) -> nn.Module:
@@ -207,6 +217,7 @@ class MeshStrategy(FSDPStrategy):
         Raises:
             ModuleError: the module can't be cut, or ranks have built different ones.
         """
+        self._check_hooks(module)
         compiler = self.session.compiler
         if self.sizes.context > 1:
             check_whole_batches(module)
@@ -217,6 +228,16 @@ class MeshStrategy(FSDPStrategy):
         if self.sizes.context > 1 and compiler is not None:
             self._undo.append(compiled_parts.compile_parts(_called(module), compiler))
         return self.model
+
+    def _check_hooks(self, module: nn.Module) -> None:
+        """Refuse hooks of parameters; where ranks share data alone, those that see a rank's gradient once it is there.
+
+        Raises:
+            ModuleError: with the parameter's name.
+        """
+        if self.world_size > 1:
+            whole = self.sizes.data == self.world_size and self.sizes.expert == 1
+            wrapping.check_hooks(module, *["register_post_accumulate_grad_hook"][: int(whole)])
 
     def _set_up_whole(self, module: nn.Module) -> nn.Module:
         if self._is_in_parts:
@@ -245,13 +266,37 @@ class MeshStrategy(FSDPStrategy):
         refuse_unlike_modules(self, module)
         self.sync_module_states = False  # they begin alike here, before they are cut
         self._replaced.remember(module)
-        if not any(one.is_meta or isinstance(one, DTensor) for one in module.parameters()):
+        if not any(isinstance(one, DTensor) for one in module.parameters()):
             self._begin_alike(module)
         found = self._planned_experts(module)
         styles = self._planned(module, found)
         self._distribute(found)
+        self._cut_planned(module, styles)
+
+    def _cut_planned(self, module: nn.Module, styles: Mapping[str, ParallelStyle]) -> None:
+        """All ranks, with the same values. Cut layers in place, which are compared with whole ones in steps."""
         if styles:
             layers.cut(module, styles, self._mesh_of("tensor"))
+            self._blocks[module] = checks.blocks_of(module, styles), CheckKeys(module, *self._deciding())
+
+    def _compared(self, own: nn.Module, given: Any) -> AbstractContextManager[None]:
+        """All ranks. A context of a step in which cut layers are compared with whole ones, if `CheckKeys` says so."""
+        if own not in self._blocks:
+            return nullcontext()
+        blocks, keys = self._blocks[own]
+        if not keys.is_due(batches.shapes_of(given)):
+            return nullcontext()
+        if torch.is_grad_enabled():
+            self._unlike.add(own)
+        return checks.compared(blocks, self._axis("tensor"), self._kept_random)
+
+    @contextmanager
+    def _kept_random(self) -> Iterator[None]:
+        before = collect_random_state(self.accelerator, self.root_device)
+        try:
+            yield
+        finally:
+            restore_random_state(before, self.accelerator, self.root_device)
 
     def _planned(self, module: nn.Module, found: Sequence[expert_modules.ExpertModule]) -> dict[str, ParallelStyle]:
         """The styles in which layers of a whole module are cut. Each rank of a tensor group has its experts whole."""
@@ -293,7 +338,7 @@ class MeshStrategy(FSDPStrategy):
 
     def _share_random_state(self) -> None:
         """All ranks. Share a random state among the ranks that have the same data, which run the user's step alike."""
-        if (group := self._axis("pipeline", "context", "tensor")) is not None:
+        if (group := self._sharing) is not None:
             states = [collect_random_state(self.accelerator, self.root_device)]
             dist.broadcast_object_list(states, group=group, group_src=0)
             restore_random_state(states[0], self.accelerator, self.root_device)
@@ -322,14 +367,17 @@ class MeshStrategy(FSDPStrategy):
         """All ranks, once a stage. The user's method, in which calls of the model see a part of the sequence."""
         method = super().step_callable(name, module)
         own = self.session.handle_of(module).module
-        if not (contexts := self._contexts_of(own, _called(own))):
+        contexts = self._contexts_of(own, _called(own))
+        if not contexts and own not in self._blocks:
             return method
-        if name == "forward":
-            return lambda *args, **kwargs: contexts[0](method, args, kwargs)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with in_parts(contexts):
-                return method(*args, **kwargs)
+            with self._compared(own, (args, kwargs)):
+                if contexts and name == "forward":
+                    return contexts[0](method, args, kwargs)
+                self._began = newest_turn(contexts)
+                with in_parts(contexts):
+                    return method(*args, **kwargs)
 
         return call
 
@@ -338,8 +386,14 @@ class MeshStrategy(FSDPStrategy):
         if (group := self._axis("context")) is None:
             return []
         if own not in self._contexts:
-            self._contexts[own] = [Context(one, group, *self._context_options, self._draw_apart) for one in called]
+            given = (group, *self._context_options, self._draw_apart, self._deciding())
+            self._contexts[own] = [Context(one, own, *given) for one in called]
         return self._contexts[own]
+
+    def _deciding(self) -> tuple[ProcessGroup | None, torch.device]:
+        """All ranks. The group of the ranks that communicate in a call of the model, and its device."""
+        data = ("data",) if self.sizes.expert > 1 else ()
+        return self._axis("pipeline", "shard", "context", "tensor", *data), self.root_device
 
     @contextmanager
     def _draw_apart(self) -> Iterator[None]:
@@ -354,11 +408,15 @@ class MeshStrategy(FSDPStrategy):
 
     def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
         """All ranks. Backward, then the average over the axes along which ranks have the same parameters."""
-        with computed_again(one for contexts in self._contexts.values() for one in contexts):
+        with computed_again([one for contexts in self._contexts.values() for one in contexts], self._began):
             super().backward(loss, module, manual=manual, **kwargs)
         modules = [handle.module for handle in self.session.handles if handle.module not in self._local]
         parameters: list[Tensor] = [one for each in modules for one in each.parameters()]
         averages.add_up_terms(parameters)
+        for each in modules:
+            if each in self._unlike:
+                self._unlike.discard(each)
+                checks.refuse_unlike_gradients(each, self._axis("tensor"))
         if self._experts_mesh is not None:
             parameters = expert_modules.average(parameters, self._experts_mesh)
         sharded = [one for one in parameters if "shard" in cut_axes(one)]
@@ -441,6 +499,8 @@ class MeshStrategy(FSDPStrategy):
         """All ranks; idempotent. Forget the modules."""
         super().release()
         self._contexts.clear()
+        self._blocks.clear()
+        self._unlike.clear()
         self._stand_ins.clear()
         self._modules_of_experts.clear()
         while self._undo:

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from core import Capability, ConfigurationError, ShardedLeaf
+from core.data import size_of
 from core.session import ReplacedParameters
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
+from core_fsdp.same_batches import SameBatches
 from core_parallel.communication import averages
 from core_parallel.communication.point_to_point import Line
-from core_parallel.context.sequence import check_whole_batches, in_parts
+from core_parallel.context.sequence import check_whole_batches, in_parts, newest_turn
 from core_parallel.experts import expert_modules
 from core_parallel.mesh import sizes
 from core_parallel.mesh.placements import cut_axes, placed_like
@@ -35,7 +37,6 @@ from core_parallel.stages import balance as balances
 from core_parallel.stages import first_values, named_parts, part_times, parts, shards
 from core_parallel.stages.layout import Layout
 from core_parallel.stages.shards import Shards
-from core_parallel.tensor import layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,7 +117,8 @@ class MeshParallelStrategy(MeshStrategy):
                 whose number `context` divides; `"gather"` keys and values.
             context_dim: of the tensors that the model is given and returns, the one that is the sequence.
             parts: names of a pipeline's modules in the order in which they are applied, for a model that has no
-                `pipeline()`; `*` stands for one part of a name. Functions may stand between them.
+                `pipeline()`; `*` stands for one part of a name. Functions may stand between them. Or the one
+                of several models that is cut, by its name.
             balance: how many parts each stage gets: `"parameters"` makes the largest stage as small as can be, and
                 `"time"` the slowest as fast, by runs of forward on the module's `example_input_array`; or a list of
                 numbers, in which functions go with the module before them, and don't count.
@@ -149,6 +151,7 @@ class MeshParallelStrategy(MeshStrategy):
         )
         if pipeline != 1:
             self._replaced = ReplacedParameters(_placed)
+        self._same_batches = SameBatches()
         self._chains: dict[nn.Module, Chain] = {}
         self._seconds: dict[nn.Module, Sequence[float]] = {}
         self._scheduled: dict[nn.Module, ScheduledStep] = {}
@@ -182,6 +185,7 @@ class MeshParallelStrategy(MeshStrategy):
         group = self._axis("pipeline")
         if group is None:
             return super().setup_module(module)
+        self._check_hooks(module)
         if self.sizes.context > 1:
             check_whole_batches(module)
         compiler, self.session.compiler = self.session.compiler, None  # of parts, and not of steps
@@ -201,12 +205,13 @@ class MeshParallelStrategy(MeshStrategy):
             self._begin_alike(module)
         if is_empty:
             owners = layout.owners()
-            first_values.fill(module, self, lambda one: owners.get(id(one), line.position) == line.position)
+            self._lacking += first_values.fill(
+                module, self, lambda one: owners.get(id(one), line.position) == line.position
+            )
         self.model = self.precision_plugin.convert_module(module)
         self._cut(module, layout, line)
         self._distribute(found)
-        if styles:
-            layers.cut(module, styles, self._mesh_of("tensor"))
+        self._cut_planned(module, styles)
         shard = super().configure_sharding if self.sizes.shard > 1 else None
         self._chains[module].shards = Shards(layout, shard, self._axis("shard"), self.root_device)
         if self._experts_mesh is not None:
@@ -234,7 +239,8 @@ class MeshParallelStrategy(MeshStrategy):
 
     def _cut(self, module: nn.Module, layout: Layout, line: Line) -> None:
         schedule = self._schedule
-        microbatches = batch_norms.microbatches_for(module, self._microbatches, schedule)
+        repeated = layout.modules_around() if layout.needs_call else ()
+        microbatches = batch_norms.microbatches_for(module, self._microbatches, schedule, repeated)
         self._share_random_state()
         self._replaced.remember(module)
         freed = absent.drop([part for _, part in layout.absent_modules()], self.root_device, layout.owners())
@@ -257,7 +263,7 @@ class MeshParallelStrategy(MeshStrategy):
 
             sequence = next(iter(self._contexts_of(module, [layout.module])), None)
             self._scheduled[module] = ScheduledStep(
-                *(chain, schedule, draws, microbatches, self._context, self._loss_scale, sequence)
+                *(chain, schedule, draws, microbatches, self._context, self._loss_scale, sequence, self._deciding())
             )
 
     def _context(self) -> AbstractContextManager[Any]:
@@ -303,7 +309,20 @@ class MeshParallelStrategy(MeshStrategy):
     # steps ----------------------------------------------------------------------------------------------------------
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """All ranks, once a stage. The user's method, in which the call of the model that was cut runs all stages."""
+        """All ranks, once a stage. The user's method, in which the call of the model that was cut runs all stages.
+
+        Ranks that share their data compare the first and every 100th batch.
+        """
+        own = self.session.handle_of(module).module
+        self._check_hooks(own)
+        call = self._step(name, module)
+        compared, chain = self._same_batches.around(name, call, self._sharing, self.root_device), self._chains.get(own)
+        if chain is None:
+            return compared
+        # Within a schedule a call is of one microbatch, and not all ranks make it.
+        return lambda *args, **kwargs: (compared if chain.answer is None else call)(*args, **kwargs)
+
+    def _step(self, name: str, module: nn.Module | None) -> Callable[..., Any]:
         handle = self.session.handle_of(module)
         method = handle.user_callable(name)
         chain = self._chains.get(handle.module)
@@ -317,7 +336,10 @@ class MeshParallelStrategy(MeshStrategy):
         contexts = self._contexts_of(handle.module, [chain.layout.module])
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with _answering(chain), in_parts(contexts):
+            self._began = newest_turn(contexts) if scheduled is None else -1
+            chain.num_samples = size_of(args[0]) if args and name != "forward" else None
+            compared = self._compared(handle.module, (args, kwargs)) if chain.answer is None else nullcontext()
+            with compared, _answering(chain), in_parts(contexts):
                 if scheduled is None:
                     return method(*args, **kwargs)
                 batch, *others = args
@@ -334,6 +356,7 @@ class MeshParallelStrategy(MeshStrategy):
         scheduled = self._scheduled.get(handle.module)
         if scheduled is None:
             return step(batch)
+        self._same_batches.check("compute_loss", batch, self._sharing, self.root_device)
         return scheduled(step, batch, handle.module, partial(trial.Trial, handle.module, step), nullcontext)
 
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:

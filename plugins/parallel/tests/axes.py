@@ -141,10 +141,10 @@ def loader(batch_size: int, num_samples: int = 30) -> Any:
 
 
 def train(rank: Rank, make: Any = Step, ckpt_path: Any = None, **options: Any) -> Any:
-    """The weights after 20 batches, whose last of an epoch is uneven."""
+    """The weights after 10 batches, the fourth of each epoch uneven."""
     seen, module = Seen(), make()
     torch.manual_seed(5 + rank.number)
-    trainer = rank.trainer(callbacks=seen, **{"max_steps": 20, "max_epochs": 10, **options})
+    trainer = rank.trainer(callbacks=seen, **{"max_steps": 10, "max_epochs": 10, **options})
     trainer.fit(module, loader(8 // rank.backend.data_parallel_size), ckpt_path=ckpt_path)
     return seen.weights, {name: float(value) for name, value in trainer.callback_metrics.items()}
 
@@ -156,23 +156,24 @@ def on_mesh(
     return Backend(partial(strategy, **options), "cpu", num_processes, data_parallel_size)
 
 
-def assert_equals_one_device(backend: Backend, make: Any = Step, **options: Any) -> None:
+def assert_equals_one_device(backend: Backend, make: Any = Step, tolerance: float = 1e-12, **options: Any) -> None:
     """Train on a mesh and on one device, and compare the weights."""
     function = partial(train, make=make, **options)
     (weights, _), *_ = backend.run(function)
     expected, _ = one_device("cpu").run(function)[0]
-    assert_equal_tensors(weights, expected, 1e-12)
+    assert_equal_tensors(weights, expected, tolerance)
 
 
 def begin(rank: Rank, path: Any, make: Any = Step) -> None:
-    """Six batches, the last in the middle of an epoch, and a checkpoint."""
-    trainer = rank.trainer(max_steps=6, max_epochs=10, callbacks=Saves(path))
+    """Three batches, the last in the middle of an epoch, and a checkpoint."""
+    trainer = rank.trainer(max_steps=3, max_epochs=10, callbacks=Saves(path))
     trainer.fit(make(), loader(8 // rank.backend.data_parallel_size))
 
 
 def assert_goes_on(source: Backend, target: Backend, path: Any, make: Any = Step) -> None:
-    """Begin a run on one mesh and end it on another, or on one device."""
+    """Begin a run on one mesh, and end it in the next epoch on another, or on one device."""
+    whole = partial(train, make=make, max_steps=5)
     source.run(begin, path, make)
-    weights, _ = target.run(partial(train, make=make, ckpt_path=path))[0]
-    expected, _ = one_device("cpu").run(partial(train, make=make))[0]
+    weights, _ = target.run(partial(whole, ckpt_path=path))[0]
+    expected, _ = one_device("cpu").run(whole)[0]
     assert_equal_tensors(weights, expected, 1e-12)

@@ -27,12 +27,12 @@ class MixedBlock(Block):
 
 
 class MixedNet(Net):
-    """Eight parts; the second to the last block have experts in turn, the first part and the last have none."""
+    """Six parts; the second block and the last have experts, the first part and the last have none."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks[1], self.blocks[5] = MixedBlock(Stacked()), MixedBlock(Stacked())
         self.blocks[3] = MixedBlock(ExpertList(one_expert() for _ in range(NUM_EXPERTS)))
+        self.blocks[1] = MixedBlock(Stacked())
 
 
 class AtTheEnds(Net):

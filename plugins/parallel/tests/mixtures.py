@@ -63,6 +63,17 @@ class MixtureNet(Net):
         self.blocks = nn.ModuleList([Mixture(Stacked()), Mixture(ExpertList(one_expert() for _ in range(NUM_EXPERTS)))])
 
 
+class PlannedMixtures(MixtureNet):
+    """The same with a plan for a tensor group."""
+
+    tensor_parallel_plan = {
+        **{f"blocks.*.attention.{name}": "colwise" for name in ("query", "key", "value")},
+        "blocks.*.attention.out": "rowwise",
+        "blocks.*.experts.up": "packed_colwise",  # as transformers has it beside the next one
+        "blocks.*.experts": "moe_tp_experts",
+    }
+
+
 class MixtureStep(Step):
     """The step of the other dimensions with experts."""
 
@@ -92,10 +103,15 @@ class CapacityMixture(Mixture):
 def transformers_model(name: str) -> Any:
     """A small model of that library."""
     transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    if name == "DeepseekV2":
+        sizes |= {"n_routed_experts": NUM_EXPERTS, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+        sizes |= {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
+        sizes |= {"num_key_value_heads": 4}  # which are made of one latent
     experts = {"num_experts": NUM_EXPERTS, "num_local_experts": NUM_EXPERTS, "moe_intermediate_size": 24}
     kind = getattr(transformers, f"{name}Config")
-    config = kind(vocab_size=WORDS, num_key_value_heads=2, head_dim=4, num_experts_per_tok=2, **sizes, **experts)
+    config = kind(vocab_size=WORDS, head_dim=4, num_experts_per_tok=2, **sizes, **experts)
     config._experts_implementation = "eager"  # torch's grouped product has no float64
     return getattr(transformers, f"{name}ForCausalLM")(config)
 

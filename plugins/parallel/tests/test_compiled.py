@@ -1,4 +1,4 @@
-"""Compiled models compute what one device does on meshes of several axes, and are compiled in the first epoch only."""
+"""Compiled models compute what one device does on meshes of several axes, and are compiled in the first epochs only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from core_testing.training import assert_equal_tensors
 if TYPE_CHECKING:
     from core_testing.ranks import Rank
 
-_WINDOW: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "max_steps": 10}
+_WINDOW: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "max_steps": 6}
 
 
 class _Compiled(Callback):
@@ -81,9 +81,11 @@ def test_a_compiled_model_equals_one_device(mesh: Any, num_processes: int, make:
     (weights, counts), *_ = backend.run(_train, make, options)
     expected, _ = one_device("cpu").run(partial(train, make=make, **_WINDOW))[0]
     assert_equal_tensors(weights, expected, 1e-12)
-    # Later epochs have the shapes of the first.
+    # Later epochs have the shapes of the first. What `tensor` compares is run as it is, and compiled the next time.
+    first = 1 + ("tensor" in mesh)
     assert counts[0] > 0
-    assert not any(counts[1:]), counts
+    assert not any(counts[first:]), counts
+    assert len(counts) > first
 
 
 def test_a_copy_of_a_compiled_part_has_its_own_weights() -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import runpy
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from core_parallel import MeshParallelStrategy
 from core_testing.ranks import Backend, one_device
+from support.checkout import in_checkout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from core_testing.ranks import Rank
 
-_EXAMPLES = Path(__file__).parents[3] / "examples"
+_EXAMPLES = in_checkout("examples")
 _PRECISION = {"precision": "64-true"}
 
 
@@ -51,6 +51,7 @@ def _on_one_device(example: Callable[[Rank], Any]) -> Any:
     return one_device("cpu").run(example)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parallel", ["data=2", "shard=2", "tensor=2", "pipeline=2", "pipeline=2,schedule=1F1B", "context=2"]
 )

@@ -148,11 +148,11 @@ _RESUMED: dict[str, tuple[tuple[Any, int], tuple[Any, int]]] = {
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize(("source", "target", "form"), in_both_forms(_RESUMED, "pipeline-ddp", "tensor-shards"))
+@pytest.mark.parametrize(("source", "target", "form"), in_both_forms(_RESUMED, "pipeline-ddp"))
 def test_a_run_goes_on_in_another_layout(
     source: tuple[Any, int], target: tuple[Any, int], form: Any, tmp_path: Path
 ) -> None:
-    combined.assert_goes_on(source, target, form, tmp_path / "step.ckpt", mixed.make, max_steps=10)
+    combined.assert_goes_on(source, target, form, tmp_path / "step.ckpt", mixed.make)
 
 
 class _Overflows(Step):
@@ -241,6 +241,7 @@ def _errors(rank: Rank) -> list[str]:
     return errors
 
 
+@pytest.mark.slow
 def test_what_would_be_wrong_is_refused_by_name() -> None:
     for tokens, outside, scaled in _RANKS.run(_errors):
         assert "Stacked 'net.blocks.1.experts' was called with other tokens on each rank of a tensor group" in tokens

@@ -52,6 +52,7 @@ def fit_with_all(rank: Rank) -> list[Any]:
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 def test_a_fault_of_a_pipeline_is_seen() -> None:
     weights, steps = one_device("cpu").run(lambda rank: fit(rank, alone=True))[0]

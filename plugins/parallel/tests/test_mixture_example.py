@@ -3,13 +3,13 @@
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from core_testing import programs
+from support.checkout import in_checkout
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "mixture_of_experts.py"
+EXAMPLE = in_checkout("examples/mixture_of_experts.py")
 
 
 def losses(*arguments: str) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -58,7 +58,9 @@ class Mutant(NamedTuple):
 
 
 _gathered, _by_keys, _clip, _average = collectives._gathered, Caught._by_keys, averages.clip_by_norm, averages.average
-_unseen = (Context, "check", lambda *_: None)  # the comparison at the first call would see some before the kit does
+# Comparisons of calls would see some before the kit does.
+_unseen = (Context, "check", lambda *_: None)
+_unseen_plans = (mesh_strategy.MeshStrategy, "_compared", lambda *_: nullcontext())
 
 
 def _own_norm(parameters: Any, counted: Any, clipping: Any, line: Any) -> Tensor:
@@ -73,11 +75,11 @@ def _twice_averaged(parameters: Any, group: Any) -> None:
             one.grad /= 2
 
 
-def _own_keys(self: Caught, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, options: Any) -> Tensor:
-    return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+def _own_keys(self: Caught, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Any) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=options["is_causal"])
 
 
-def _local_positions(self: Caught, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, options: Any) -> Tensor:
+def _local_positions(self: Caught, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Any) -> Tensor:
     length = self._group.size() * self.length
     key, value = (collectives.gather(one, -2, self._group) for one in (key, value))
     mask = torch.ones(self.length, length, dtype=torch.bool).tril()
@@ -120,7 +122,7 @@ MUTANTS = [
     Mutant(
         "weights of microbatches don't count", Schedule, _LONGER, [(scheduled_step, "_times", lambda tensor, _: tensor)]
     ),
-    Mutant("gradients aren't averaged", CONTEXT, "sgd_momentum", [(averages, "average", _nothing)]),
+    Mutant("gradients aren't averaged", CONTEXT, "sgd_momentum", [_unseen, (averages, "average", _nothing)]),
     Mutant(
         "ranks' parts come in another order", CONTEXT, "sgd_momentum", [_unseen, (collectives, "_gathered", _reversed)]
     ),
@@ -143,7 +145,7 @@ MUTANTS = [
             (ColwiseParallel, "_prepare_input_fn", staticmethod(halved_input_gradient)),
         ],
     ),
-    Mutant("layers are cut from weights of their rank", Tensors, "weights_that_begin_apart", _APART),
+    Mutant("layers are cut from weights of their rank", Tensors, "weights_that_begin_apart", [_unseen_plans, *_APART]),
     Mutant(
         "different shards are averaged", SHARDS, "sgd_momentum", [(mesh_strategy, "cut_axes", lambda _: frozenset())]
     ),

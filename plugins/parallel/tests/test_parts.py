@@ -306,6 +306,7 @@ def around(rank: Rank, schedules: list[str | None]) -> list[float]:
     return logged
 
 
+@pytest.mark.slow
 def test_a_step_calls_the_module_in_the_one_that_says_its_parts() -> None:
     runs = Backend(partial(MeshParallelStrategy, pipeline=2), "cpu", 2, 1).run(around, [None, "1F1B"])
     expected = one_device("cpu").run(around, [None])[0]

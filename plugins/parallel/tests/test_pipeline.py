@@ -250,6 +250,7 @@ def _errors(rank: Rank) -> list[str]:
     return errors
 
 
+@pytest.mark.slow
 def test_what_cannot_be_right_is_refused_by_name() -> None:
     for errors in on_ranks({"pipeline": 2, "microbatches": 2}, 2, _errors):
         for error, (_, _, expected) in zip(errors, _REFUSED, strict=True):

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from core import CoreError, Module
 from core_parallel import MeshParallelStrategy
 from core_parallel.modules import absent
+from core_parallel.pipeline import batch_norms
 from core_parallel.stages import parts
 from core_parallel.stages.layout import Layout
 from core_testing.ranks import Backend, one_device
@@ -87,11 +88,43 @@ class User(nn.Module):
         self.net = make()
 
 
+class Unplanned(Base):
+    """Nothing says its parts, and it has blocks."""
+
+    config = None  # type: ignore[assignment]
+
+
+def _tied() -> Head:
+    found = Head(Unplanned())
+    found.head.weight = found.model.embed.weight
+    return found
+
+
+class Looks(Layer):
+    """A layer that looks at numbers, of which there are none on meta, as experts do."""
+
+    def forward(self, states: Tensor, mask: Any = None, positions: Any = None) -> Tensor:
+        torch.nonzero(states > 0)
+        return super().forward(states, mask, positions)
+
+
+def _looking(base: type[Base]) -> Head:
+    found = Head(base())
+    found.model.layers = nn.ModuleList(Looks() for _ in range(4))
+    return found
+
+
 def words(num_samples: int = 3) -> Tensor:
     return torch.arange(num_samples * 9).reshape(num_samples, 9) % WORDS
 
 
-@pytest.mark.parametrize(("make", "name"), [(User, "net"), (partial(User, Base), "net"), (Base, "")])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        *((User, "net"), (partial(User, Base), "net"), (Base, ""), (partial(User, _tied), "net"), (Unplanned, "")),
+        *((partial(User, partial(_looking, base)), "net") for base in (Base, Unplanned)),
+    ],
+)
 def test_each_stage_computes_with_its_own_parts_and_what_lies_between(make: Any, name: str) -> None:
     user = make().double()
     ids, mask = words(), torch.ones(3, 9, dtype=torch.float64).tril()
@@ -197,7 +230,7 @@ class _Cache:
     ("make", "others", "expected"),
     [
         (_Skips, {}, r"_Skips called its part 'norm' where 'layers\.0' comes next by the plan of its config"),
-        (_Ends, {}, r"_Ends returned without a call of 'layers\.0', which the plan of its config names"),
+        (_Ends, {}, r"_Ends returned without a call of 'layers\.0', which is one of its parts"),
         (_Twice, {}, "_Twice called its part 'embed' where nothing more comes next"),
         (Base, {"embedded": torch.zeros(3, 9, 4)}, "where 'embed' comes next .* give the model input_ids"),
         (_Early, {}, r"computes 'layers\.\d' also from results of other parts than the one before"),
@@ -212,6 +245,33 @@ def test_what_a_plan_does_not_give_is_refused_by_name(make: Any, others: dict[st
     assert layout.cut.replay is not None
     with pytest.raises(CoreError, match=expected):
         layout.cut.replay.around(layout.fold, (words(),), others)
+
+
+class _Towers(nn.Module):
+    """Blocks of which the result needs those in the middle too, or a batch norm before them."""
+
+    def __init__(self, *, norm: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4) if norm else nn.Identity()
+        self.left, self.right = (nn.ModuleList(nn.Linear(4, 4) for _ in range(2)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        left = right = self.norm(x)
+        for block in self.left:
+            left = block(left)
+        for block in self.right:
+            right = block(right)
+        return left * right
+
+
+def test_what_blocks_do_not_give_is_refused_by_name() -> None:
+    towers = Layout(user := _Towers(), parts.cut(user, 2), 2, 0)
+    assert towers.cut.replay is not None
+    with pytest.raises(CoreError, match=r"computes its result also from .* 'right\.1' alone is shared by all ranks"):
+        towers.cut.replay.around(towers.fold, (torch.ones(3, 4),), {})
+    normed = Layout(user := _Towers(norm=True), parts.cut(user, 2), 2, 0)
+    with pytest.raises(CoreError, match=r"BatchNorm1d 'norm' is in no part of the pipeline"):
+        batch_norms.microbatches_for(user, None, None, normed.modules_around())
 
 
 class _Pair(nn.Module):
@@ -239,6 +299,20 @@ class _Declares(Head):
 def test_plans_that_leave_a_choice_are_refused(make: Any, expected: str) -> None:
     with pytest.raises(CoreError, match=expected):
         parts.cut(make(), 2)
+
+
+def test_one_of_two_models_is_named() -> None:
+    pair = _Pair()
+    for name in ("student", "teacher"):
+        cut = parts.cut(pair, 2, [name])
+        assert cut.name == name
+        assert cut.replay is not None
+    sequences = nn.ModuleDict({name: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for name in ("one", "other")})
+    assert parts.cut(sequences, 2, ["other"]).module is sequences["other"]
+    with pytest.raises(
+        CoreError, match=r"several modules that could be cut.* as in parts=\['one'\]; all ranks have the"
+    ):
+        parts.cut(sequences, 2)
 
 
 def test_a_pipeline_of_the_users_own_counts_before_a_plan() -> None:
@@ -300,6 +374,21 @@ class OfLogits(Causal):
         return functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
 
 
+class Distils(OfLogits):
+    """A step that compares a model with another one."""
+
+    def __init__(self) -> None:
+        super().__init__("Llama")
+        self.teacher = build("Qwen3").double().requires_grad_(False)
+        with torch.no_grad():
+            self.teacher.lm_head.weight *= 2
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        with torch.no_grad():
+            expected = self.teacher(*batch).logits
+        return functional.mse_loss(self.model(*batch).logits, expected)
+
+
 def texts(num_samples: int, batch_size: int) -> Any:
     words = torch.randint(1, WORDS, (num_samples, 9), generator=torch.Generator().manual_seed(1))
     mask = (torch.arange(9) >= torch.arange(num_samples)[:, None] % 3).long()  # padded on the left
@@ -326,7 +415,9 @@ def train_whole(rank: Rank) -> list[Any]:
 
 def train_scheduled(rank: Rank) -> list[Any]:
     """Models whose norms and losses aren't in float32, where the gradients of microbatches are rounded otherwise."""
-    models = [OfLogits("GPTNeoX"), OfLogits("Phi")]
+    sizes = {"num_hidden_layers": 4, "ffn_dim": 32, "word_embed_proj_dim": 16}
+    without_plan = OfLogits("OPT", tie_word_embeddings=True, dropout=0.0, **sizes)
+    models = [OfLogits("GPTNeoX"), OfLogits("Phi"), without_plan]
     return [train(rank, one, accumulate_grad_batches=2, gradient_clip_val=0.3) for one in models]
 
 
@@ -358,3 +449,36 @@ def test_models_of_transformers_equal_one_device(schedule: str | None) -> None:
             torch.testing.assert_close(predicted, alone, rtol=0, atol=1e-12)
     for (weights, *_), (of_one, *_) in zip(runs[0], expected, strict=True):
         assert_equal_tensors(weights, of_one, 1e-12)
+
+
+def train_a_student(rank: Rank) -> Any:
+    """The weights of both models."""
+    seen = Seen()
+    rank.trainer(callbacks=seen, max_epochs=2, limit_val_batches=0).fit(Distils(), texts(14, 4))
+    return seen.weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [None, "1F1B"])
+def test_a_student_is_cut_and_its_teacher_stays_whole(schedule: str | None) -> None:
+    pytest.importorskip("transformers", reason=_NEEDED)
+    strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule, parts=["model"])
+    found, expected = Backend(strategy, "cpu", 2, 1).run(train_a_student)[0], one_device("cpu").run(train_a_student)[0]
+    assert_equal_tensors(found, expected, 1e-12)
+
+
+def train_in_shares(rank: Rank) -> Any:
+    """The weights, where each of a strategy's shares has a part of every batch."""
+    seen = Seen()
+    trainer = rank.trainer(callbacks=seen, max_epochs=2, limit_val_batches=0)
+    trainer.fit(OfLogits("Llama"), texts(14, 4 // trainer.strategy.data_parallel_size))
+    return seen.weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [None, "1F1B"])
+def test_stages_of_models_of_transformers_in_shards_equal_one_device(schedule: str | None) -> None:
+    pytest.importorskip("transformers", reason=_NEEDED)
+    strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule, data=1, shard=2)
+    found, expected = Backend(strategy, "cpu", 4, 1).run(train_in_shares)[0], one_device("cpu").run(train_in_shares)[0]
+    assert_equal_tensors(found, expected, 1e-12)

@@ -68,6 +68,7 @@ def test_a_rank_that_hangs_is_named_with_its_line(axis: str, tmp_path: Path) -> 
     assert caught.value.ranks[last // 2].awaits == AWAITED.get(axis, "")
 
 
+@pytest.mark.slow
 def test_a_rank_that_strays_from_its_stage_is_named_with_what_the_others_wait_for(tmp_path: Path) -> None:
     with pytest.raises(HangError) as caught:
         on("schedule", tmp_path).run(standing.fit, 1, "strays")

@@ -139,6 +139,7 @@ def use_all(rank: Rank, schedules: list[str | None]) -> Any:
     return found, trainer.global_step, step_by_hand(rank, MeshParallelStrategy(pipeline=2))
 
 
+@pytest.mark.slow
 def test_what_users_have_beside_the_step_is_as_on_one_device() -> None:
     runs = Backend(partial(MeshParallelStrategy, pipeline=2), "cpu", 2, 1).run(use_all, [None, "1F1B"])
     weights, numbers, values, evaluated = one_device("cpu").run(use)[0]

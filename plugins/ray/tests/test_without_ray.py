@@ -42,6 +42,7 @@ def test_an_option_that_makes_no_sense_is_refused(options, message):
         RayLauncher(**options)
 
 
+@pytest.mark.slow
 def test_a_program_imports_no_ray():
     use = "core_ray.RayLauncher(); core_ray.RayTrainEnvironment.detect()"
     program = f"import sys, core_ray; {use}; print('ray' in sys.modules)"

@@ -179,6 +179,18 @@ class LooksUp(Perceptron):
         return self.last(torch.tanh(self.first(x) + self.table(rows)))  # type: ignore[no-any-return]
 
 
+class Hooked(Perceptron):
+    """A network with a hook on a weight, which lets some of its rows learn."""
+
+    def add_parts(self) -> None:
+        """The hook."""
+        self.first.weight.register_hook(_mask_rows)
+
+
+def _mask_rows(gradient: Tensor) -> Tensor:
+    return gradient * (torch.arange(len(gradient), device=gradient.device) % 2).to(gradient)[:, None]
+
+
 class Unused(Perceptron):
     """A network with some weights that take no part in the loss."""
 

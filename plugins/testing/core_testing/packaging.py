@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from core import EXPORTS_GROUP, HOOKS_GROUP, KINDS, PRELUDES_GROUP, __version__
-from core.registry import IN_PROCESS
+from core.registry import CORE, IN_PROCESS, normalize_distribution
 from core_testing.marks import launches
 from core_testing.scripts import run_forked
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from core.registry import Registry
 
 _FAR_FUTURE = "9999"
-_BUILT_IN = "core"
 _IMPORT_TIMEOUT_S = 120
 
 # What comes of listing, in a process that has imported the registry only; and of importing a module, in one that has
@@ -137,14 +136,16 @@ class PackagingTests:
 
     def test_requirement_on_core_is_bounded(self) -> None:
         """The distribution requires core between two releases, and accepts the one that runs."""
-        if self._distribution.name == _BUILT_IN:
+        if self._distribution.name == CORE:
             pytest.skip("it comes with core itself")
         requirements = [Requirement(line) for line in self._distribution.requires or ()]
-        bounds = [requirement.specifier for requirement in requirements if requirement.name == _BUILT_IN]
-        assert bounds, "its metadata doesn't require core"
+        bounds = [
+            requirement.specifier for requirement in requirements if normalize_distribution(requirement.name) == CORE
+        ]
+        assert bounds, f"its metadata doesn't require {CORE}"
         assert bounds[0].contains(Version(__version__).base_version, prereleases=True)
-        assert not bounds[0].contains(_FAR_FUTURE), f"core{bounds[0]} accepts any later release"
-        assert not bounds[0].contains("0.0.0"), f"core{bounds[0]} accepts any earlier release"
+        assert not bounds[0].contains(_FAR_FUTURE), f"{CORE}{bounds[0]} accepts any later release"
+        assert not bounds[0].contains("0.0.0"), f"{CORE}{bounds[0]} accepts any earlier release"
 
     def test_distribution_contains_its_module(self) -> None:
         """The installed files hold what the entry point names, not a folder that happens to be on the path."""

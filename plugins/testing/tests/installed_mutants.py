@@ -61,7 +61,7 @@ class Installed:
     body: str = ""
     entry_points: str = ""
     attribute: str = "AcmeStrategy"
-    requires: tuple[str, ...] = ("core>=0.1,<0.2",)
+    requires: tuple[str, ...] = ("core-training>=0.1,<0.2",)
     at_start: bool = False
     records: bool = True
     attributes: dict[str, object] = field(default_factory=dict)
@@ -154,8 +154,12 @@ INSTALLED = (
         entry_points="[core.strategy]\nother = {module}:AcmeStrategy\n",
     ),
     Installed("hidden_target", "Offers a private class.", "test_metadata_names_public_attributes", attribute="_Hidden"),
-    Installed("unbounded", "Accepts any later core.", "test_requirement_on_core_is_bounded", requires=("core>=0.1",)),
-    Installed("unbounded_below", "Accepts any core.", "test_requirement_on_core_is_bounded", requires=("core<0.2",)),
+    Installed(
+        "unbounded", "Accepts any later core.", "test_requirement_on_core_is_bounded", requires=("core-training>=0.1",)
+    ),
+    Installed(
+        "unbounded_below", "Accepts any core.", "test_requirement_on_core_is_bounded", requires=("core-training<0.2",)
+    ),
     Installed("undeclared", "Doesn't require core.", "test_requirement_on_core_is_bounded", requires=()),
     Installed(
         "without_module",

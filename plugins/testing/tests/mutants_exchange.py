@@ -170,6 +170,19 @@ class Changed:
         return getattr(self.loader, name)
 
 
+@mutant("test_ranks_that_share_data_have_the_same", passes=EQUAL, data_parallel_size=1)
+class BelievesItsRanks(AveragingStrategy):
+    """Gives all ranks the same share of the data, and doesn't look whether that is the same on all."""
+
+    @property
+    def data_parallel_size(self):
+        return 1
+
+    @property
+    def data_parallel_rank(self):
+        return 0
+
+
 @mutant("test_every_sample_comes_once_an_epoch")
 class DropsTheLastBatch(AveragingStrategy):
     """Leaves out the last batch."""

@@ -260,6 +260,17 @@ class StopsAtFrozenWeights(AveragingStrategy):
             self.exchange(parameter.grad)
 
 
+@mutant("test_hooks_of_parameters_are_kept_or_refused", passes=f"{EQUAL}[sgd_momentum]")
+class LosesHooks(AveragingStrategy):
+    """Loses the hooks of parameters, as one does that puts others in their place."""
+
+    def setup_module(self, module):
+        for parameter in module.parameters():
+            if parameter._backward_hooks:
+                parameter._backward_hooks.clear()
+        return super().setup_module(module)
+
+
 @mutant("test_sparse_gradients_are_trained_or_refused", passes=f"{EQUAL}[sgd_momentum]")
 class SharesMemoryOfGradients(AveragingStrategy):
     """Divides a sparse gradient as it comes, in the memory of the outputs' gradient, which other layers still need."""

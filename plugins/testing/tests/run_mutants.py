@@ -3,7 +3,7 @@
 python run_mutants.py --json out.json
 python run_mutants.py --whole --only ForgetsToAverage   # all tests: those fail that `failures.json` has
 python run_mutants.py --record   # all tests of each strategy that `failures.json` doesn't have yet
-python run_mutants.py --write mutants.md   # the table, once all are caught
+python run_mutants.py --write mutants.md   # the table, once all are caught, and how many a test catches, for cards
 """
 
 import argparse
@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter, defaultdict
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -22,10 +23,12 @@ import pytest  # noqa: E402
 from installed_mutants import INSTALLED, RIGHT, RIGHT_LAUNCHER, install_all, write_suites  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
 
+import core_testing  # noqa: E402
 from core_testing import ConformanceReport, StrategyConformance  # noqa: E402
 from core_testing.packaging import PackagingTests  # noqa: E402
 
 FAILURES = HERE / "failures.json"  # all tests that fail, by the name of a mutant
+COUNTS = Path(core_testing.__file__).with_name("mutants.json")
 PATIENCE_S = 90
 BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
 
@@ -92,6 +95,21 @@ def with_table(text, mutants):
     return "\n".join([before + BEGIN, *lines, END + rest.partition(END)[2]])
 
 
+def counts(mutants):
+    """How many mutants each test catches, by kind and name of the test, as cards count them.
+
+    All kinds share the tests of packaging, and so what these catch.
+    """
+    from kits import SUITES
+
+    found = defaultdict(Counter)
+    for each in (*mutants, *INSTALLED):
+        kinds = SUITES if each.test in vars(PackagingTests) else [each.kind]
+        for kind in {kind.removeprefix("differing ") for kind in kinds}:
+            found[kind][each.test] += 1
+    return json.dumps(found, indent=1, sort_keys=True) + "\n"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
@@ -118,6 +136,7 @@ def main():
     print("\n".join(problems) or f"{number} mutants caught: each fails its test, and passes another one")
     if arguments.write and not problems:
         arguments.write.write_text(with_table(arguments.write.read_text(), chosen))
+        COUNTS.write_text(counts(chosen))
     return bool(problems)
 
 

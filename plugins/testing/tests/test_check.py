@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+
+from core_testing.cli import card
 
 ENTRY = "[core.loggers]\nlines = lines_plugin:LinesLogger\n"
 PLUGIN = '''
@@ -64,6 +67,7 @@ def test_a_logger_that_is_all_right(core_cli, lines):
     assert "4/4  passed   test_finalizes[interrupted]" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_whoever_ends_it_leaves_no_process_behind(core_cli, lines, ending):
     groups = core_cli.working / "groups"
@@ -111,6 +115,7 @@ def test_failures_are_told_and_written(core_cli, lines):
     assert "<u>" not in page
 
 
+@pytest.mark.slow
 def test_a_suite_that_the_package_ships_is_used(core_cli, lines):
     lines(**{"lines_plugin.conformance": SUITE})
     done = check(core_cli, "lines-plugin", "-k", "fails or metrics")
@@ -119,6 +124,7 @@ def test_a_suite_that_the_package_ships_is_used(core_cli, lines):
     assert "Known to fail\n  test_fails\n    it is made so" in done.stdout
 
 
+@pytest.mark.slow
 def test_json_is_alone_on_standard_output(core_cli, lines):
     lines()
     done = check(core_cli, "lines", "-k", "metrics", "--json")
@@ -128,6 +134,7 @@ def test_json_is_alone_on_standard_output(core_cli, lines):
     assert [test["outcome"] for test in suite["tests"]] == ["passed"]
 
 
+@pytest.mark.slow
 def test_capabilities_are_a_table(core_cli):
     done = check(core_cli, "single_device", "-k", "clipped_by_value or yes_and_no", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -137,6 +144,7 @@ def test_capabilities_are_a_table(core_cli):
     assert rows["SEVERAL_MODULES"] == "not tested none ran"
 
 
+@pytest.mark.slow
 def test_a_parallel_strategy_on_one_device(core_cli):
     done = check(
         core_cli, "ddp_find_unused_parameters_true", "--num-processes", "1", "-k", "gathers or reduces or alone"
@@ -153,12 +161,13 @@ def test_a_suite_that_cannot_be_imported(core_cli, lines):
     assert "No module named 'not_there_at_all'" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_can_run_nowhere_here_is_not_good(core_cli):
-    done = check(core_cli, "core:mps", "-k", "computes")
+    done = check(core_cli, "core-training:mps", "-k", "computes")
     assert done.returncode == 1
     assert ", on mps, one process" in done.stdout
     assert "every accelerator  not tested  1 skipped" in done.stdout
-    assert "Left out\n  core:mps: this torch was built without MPS (1 test)" in done.stdout
+    assert "Left out\n  core-training:mps: this torch was built without MPS (1 test)" in done.stdout
 
 
 def test_a_process_that_dies(core_cli, lines):
@@ -168,6 +177,7 @@ def test_a_process_that_dies(core_cli, lines):
     assert "ended early, with code 7" in done.stderr
 
 
+@pytest.mark.slow
 def test_names_that_lead_nowhere(core_cli, lines):
     lines()
     assert "Did you mean 'lines'" in check(core_cli, "line").stderr
@@ -195,3 +205,60 @@ def test_without_pytest_it_says_what_to_install(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
     assert "The conformance kit needs pytest, which is not installed: pip install pytest" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_card_keeps_what_was_proven_and_of_which_files(core_cli, lines):
+    lines()
+    home = {"XDG_DATA_HOME": str(core_cli.working / "data")}
+    package = core_cli.packages / "lines_plugin"
+
+    def listed():
+        (row,) = [
+            row
+            for row in json.loads(core_cli("list-loggers", "--proven", "--json", **home).stdout)
+            if row["alias"] == "lines"
+        ]
+        return row["proven"]
+
+    assert listed() == "nothing"
+    done = check(core_cli, "lines", "--card", str(package / "card.json"), "--by", "Ada", **home)
+    assert f"The card is {package / 'card.json'}." in done.stderr
+    (result,) = json.loads((package / "card.json").read_text())["results"]
+    assert (result["provider"], result["version"], result["by"]) == ("lines-plugin", "1.0", "Ada")
+    failures = [test for _, _, test in result["failures"]]
+    assert failures == ["test_requirement_on_core_is_bounded", "test_distribution_contains_its_module"]
+    assert result["outcomes"]["failed"] == 2
+    known = result["mutants"]["known"]
+    assert result["mutants"] == {"excluded": known - 3 - 1, "known": known}, "what those two tests catch isn't excluded"
+    tests = f"{result['outcomes']['passed']} of {result['outcomes']['passed'] + 2}"
+    assert listed().startswith(f"{tests}, by its author, 20")
+    with (package / "__init__.py").open("a") as file:
+        file.write("\nCHANGED = True\n")
+    assert listed().startswith(f"not of these files, {tests}, by its author")
+    check(core_cli, "lines", "--card", **home)
+    assert listed().startswith(f"{tests}, rerun here, 20")
+
+
+def test_a_card_tells_of_whole_suites(core_cli, lines):
+    lines()
+    done = check(core_cli, "lines", "-k", "metrics", "--card")
+    assert done.returncode == 1
+    assert "leave out -k and --options" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"results": 3}', '{"results": [{"files": "\\u001b[2J"}]}', "\x00"])
+def test_a_card_that_is_none_proves_nothing(core_cli, lines, text):
+    lines()
+    (core_cli.packages / "lines_plugin" / "card.json").write_text(text)
+    done = core_cli("list-loggers", "--proven")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^lines .+ ok\n +proven: nothing$", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_a_machine_without_the_device_leaves_what_one_with_it_has_shown(tmp_path):
+    path, key = tmp_path / "card.json", {"kind": "accelerator", "alias": "a", "provider": "p", "ground": "a"}
+    for passed, met_device in ((20, True), (13, False), (21, True)):
+        card.write(path, [{**key, "outcomes": {"passed": passed}, "met_device": met_device}])
+        (kept,) = json.loads(path.read_text())["results"]
+        assert kept["outcomes"]["passed"] == {13: 20}.get(passed, passed)

@@ -20,7 +20,7 @@ DESCRIBE = f"""
 import json, sys
 sys.path[:0] = [{str(HERE)!r}, {str(HERE.parents[2] / "tests")!r}]
 from mutants import MUTANTS
-from run_mutants import INSTALLED, find_problems, untested, with_table
+from run_mutants import COUNTS, INSTALLED, counts, find_problems, untested, with_table
 page = open({str(PAGE)!r}).read()
 outcomes = json.load(open(sys.argv[1])) if len(sys.argv) > 1 else {{}}
 print(json.dumps({{
@@ -29,6 +29,7 @@ print(json.dumps({{
     "tests": {{each.name: each.test for each in MUTANTS if each.kind == "strategy"}},
     "problems": find_problems(outcomes, MUTANTS, INSTALLED),
     "page_is_new": with_table(page, MUTANTS) == page,
+    "counts_are_new": counts(MUTANTS) == COUNTS.read_text(),
 }}))
 """
 
@@ -84,12 +85,19 @@ def test_every_test_has_a_mutant():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["TestAveraging", "TestCompressing", "TestLocal"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("TestAveraging", "TestCompressing", "TestLocal::test_ranks_agree_in_time"),
+        pytest.param("TestLocal", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_right_strategy_passes(name):
     suite = f"{HERE / 'kits.py'}::{name}"
     done = run(*programs.PYTEST, "-q", "-c", HERE / "kits.ini", "-p", "no:cacheprovider", suite)
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-def test_the_page_has_the_table_of_today():
-    assert describe()["page_is_new"], f"run: python {HERE.name}/run_mutants.py --write mutants.md"
+@pytest.mark.parametrize("what", ["page_is_new", "counts_are_new"])
+def test_page_and_cards_know_the_mutants_of_today(what):
+    assert describe()[what], f"run: python {HERE.name}/run_mutants.py --write mutants.md"

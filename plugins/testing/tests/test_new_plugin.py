@@ -77,12 +77,12 @@ def test_passes_its_own_tests(generate, form, tmp_path):
 
 def test_says_what_it_has_written_and_what_to_do_next(core_cli):
     done = core_cli("new-plugin", "Acme_Fast", "--kind", "logger")
-    assert "core-acme-fast: 12 files" in done.stdout
+    assert "core-acme-fast: 14 files" in done.stdout
     assert "  core_acme_fast/logger.py" in done.stdout
     assert "core check acme_fast --kind logger" in done.stdout
     project = tomllib.loads((core_cli.working / "core-acme-fast" / "pyproject.toml").read_text())["project"]
     assert project["entry-points"] == {"core.loggers": {"acme_fast": "core_acme_fast:AcmeFastLogger"}}
-    assert project["dependencies"] == ["core>=0.1,<0.2"]
+    assert project["dependencies"] == ["core-training>=0.1,<0.2"]
 
 
 def test_a_name_with_the_prefix_of_distributions_is_the_same(core_cli):
@@ -111,8 +111,10 @@ def test_writes_where_it_is_told_to(core_cli):
         ("My Plugin!", "How about my-plugin?"),
         ("3d", "How about d?"),
         ("ddp", "'ddp' is a strategy of core-ddp already"),
-        ("single-device", "'single_device' is a strategy of core already"),
-        ("auto", "'auto' is a strategy of core already"),
+        ("single-device", "'single_device' is a strategy of core-training already"),
+        ("auto", "'auto' is a strategy of core-training already"),
+        ("training", "core-training is a package of core's own"),
+        ("averaging", "core-averaging is a package of core's own"),
     ],
 )
 def test_a_bad_name_is_refused(core_cli, name, complaint):

@@ -153,6 +153,7 @@ def fail_before_the_other_is_done(rank):
     time.sleep(0.3)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_done_after_another_has_failed_does_not_speak_for_it(backend):
     with pytest.raises(WorkerError, match=r"Rank 1 failed with \S*SlowToTell: rank 1 tells of it slowly"):
         backend.run(fail_before_the_other_is_done)

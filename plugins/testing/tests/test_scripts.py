@@ -100,6 +100,7 @@ def test_a_forked_script_ends_as_in_a_new_interpreter(tmp_path, text):
     assert forked == new
 
 
+@pytest.mark.slow
 def test_a_forked_script_that_hangs_is_killed(tmp_path):
     run_forked(tmp_path / "state.py", STATE, [], timeout_s=60)  # the server has started
     with pytest.raises(subprocess.TimeoutExpired):

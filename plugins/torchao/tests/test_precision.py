@@ -74,6 +74,7 @@ for precision in ("int8-dynamic", "int8-weight-only"):
 """
 
 
+@pytest.mark.slow
 def test_a_processor_whose_products_saturate_is_refused():
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     ran = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)

@@ -132,6 +132,7 @@ assert (logger.version, logger.experiment) == ("given", given)
     assert written["opened"]["exits"] == written["given"]["exits"] == [0]
 
 
+@pytest.mark.slow
 def test_two_loggers_are_two_runs(run, tmp_path):
     versions = run("""
 for value in range(2):

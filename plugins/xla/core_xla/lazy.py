@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from core import Precision, Stage, StepOutput, TrainingStep
 
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _PRECISIONS = ("32-true", "64-true", "bf16-true", "16-true", "bf16-mixed")
 
 
@@ -66,7 +67,7 @@ class LazyExecution(Strategy):
         return super().capabilities & ~Capability.INFERENCE_MODE
 
     def module_to_device(self, module: nn.Module) -> None:
-        """All ranks. Move parameters and buffers to the device; a parameter stays the same object.
+        """All ranks. Move parameters and buffers to the device; a parameter stays the same object, with its hooks.
 
         torch would make new ones: an optimizer would keep the old ones, and weights that are tied would part.
 
@@ -74,6 +75,7 @@ class LazyExecution(Strategy):
             ModuleError: a layer gives sparse gradients, which torch_xla doesn't add.
         """
         refuse_sparse_layers(self, module)
+        hooks = [(one, name, getattr(one, name, None)) for one in module.parameters() for name in _HOOKS]
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:
@@ -81,6 +83,9 @@ class LazyExecution(Strategy):
                 super().module_to_device(module)
         finally:
             torch.__future__.set_swap_module_params_on_conversion(swaps)
+        for parameter, name, own in hooks:
+            if own:
+                setattr(parameter, name, own)  # the same dict, from which their handles remove them
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """All ranks. The optimizer as it is.

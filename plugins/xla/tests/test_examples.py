@@ -4,11 +4,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+from support.checkout import in_checkout
+
+EXAMPLES = in_checkout("examples")
 
 
 def run_example(name, devices, *arguments):

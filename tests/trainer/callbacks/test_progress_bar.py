@@ -138,6 +138,7 @@ def test_a_bar_of_unknown_length_is_empty():
         assert ("━" in text_of(console)) is (total == 4)
 
 
+@pytest.mark.slow
 def test_on_a_terminal_what_is_printed_stays_whole_above_the_bar(tmp_path):
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "PYTHONPATH": os.pathsep.join(sys.path)}

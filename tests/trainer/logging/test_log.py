@@ -8,12 +8,12 @@ from types import MappingProxyType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torchmetrics
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Logger, ModuleError, Trainer
 from core.callbacks import EarlyStopping, ModelCheckpoint
 from core.trainer.logging.scalar_widths import widest_float
+from support import late_torchmetrics as torchmetrics
 from support.small_nets import QUIET, Net, batches
 
 

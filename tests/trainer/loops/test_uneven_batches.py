@@ -3,17 +3,22 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torchmetrics
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from core import ConfigurationError, Module, Trainer
 from core.callbacks import LambdaCallback
 from core_ddp import DDPStrategy
+from support import late_torchmetrics as torchmetrics
 from support.resuming import on_ranks
 from support.small_nets import QUIET
 
 QUIET = {**QUIET, "limit_val_batches": 0, "max_epochs": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _import_before_ranks_are_forked():
+    assert torchmetrics.MeanMetric
 
 
 def data(num_samples):
@@ -231,6 +236,7 @@ def resume_streams(folder):
     return whole, [train(folder / f"{step}.ckpt") for step in range(1, 6)]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_a_step_that_one_stream_has_not_come_to(tmp_path):
     for whole, resumed in on_ranks(2, resume_streams, tmp_path):
         assert resumed == [whole] * 5

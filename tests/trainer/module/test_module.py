@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchmetrics
 from torch import nn
 
 from core import (
@@ -30,6 +29,7 @@ from core import (
 )
 from core.checkpoint import TorchCheckpointIO
 from core.strategies import SingleDeviceStrategy
+from support import late_torchmetrics as torchmetrics
 from support.printed import lines_of
 from support.small_nets import QUIET, Net, batches
 
@@ -256,7 +256,7 @@ def test_the_modules_own_section(tmp_path):
     assert Counting.load_from_checkpoint(tmp_path / "last.ckpt").count == 2
 
 
-@pytest.mark.parametrize("make", [nn.ReLU, lambda: nn.Linear(1, 1), torchmetrics.MeanMetric])
+@pytest.mark.parametrize("make", [nn.ReLU, lambda: nn.Linear(1, 1), lambda: torchmetrics.MeanMetric()])
 @pytest.mark.parametrize(
     ("place", "path"),
     [

@@ -117,7 +117,7 @@ def test_training_ends_at_a_step_that_all_ranks_agree_on(start, strategy, number
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_under_torchrun(start, number):
     run = start("ddp", "steps", *programs.TORCHRUN, "--nproc-per-node=2", "--standalone")
     run.await_ranks(2)
@@ -131,7 +131,7 @@ def test_under_torchrun(start, number):
     run.assert_nobody_is_left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("where", ["setup", "validation", "data", "end"])
 def test_where_no_step_is_near_it_ends_too(start, where, number):
     run = start("single_device", where)
@@ -145,7 +145,7 @@ def test_where_no_step_is_near_it_ends_too(start, where, number):
     run.assert_nobody_is_left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_rank_in_validation_takes_the_others_with_it(start, number):
     run = start("ddp", "validation")
     run.await_ranks(2)

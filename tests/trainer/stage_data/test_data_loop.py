@@ -231,6 +231,7 @@ class OfOneLine(DDPStrategy):
         raise UnsupportedError("none")
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_a_longer_share_says_so(tmp_path, monkeypatch, told):
     monkeypatch.setattr(epoch_end, "WARNING_DELAY_S", 1.0)  # forked workers have it too
     strategy = OfOneLine(start_method="fork", timeout=timedelta(seconds=3))

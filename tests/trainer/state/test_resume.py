@@ -74,13 +74,8 @@ def test_every_step(tmp_path, name):
     assert not differences(CASES[name], str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name == "two workers that augment" else [pytest.mark.slow])
-        for name in WITH_WORKERS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_WORKERS)
 def test_every_step_with_loader_workers(tmp_path, name):
     assert not differences(WITH_WORKERS[name], str(tmp_path))
 

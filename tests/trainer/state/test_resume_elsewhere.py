@@ -6,13 +6,13 @@ import os
 
 import pytest
 import torch
-import torchmetrics
 from torch import nn
 from torch.utils.data import DataLoader
 
 from core import Callback, Module, Trainer
 from core.callbacks import ModelCheckpoint
 from core.contract import CheckpointNotFoundError, ConfigurationError
+from support import late_torchmetrics as torchmetrics
 from support.resuming import Case, Net, Samples, SaveAlways, count_batches, on_ranks, sgd_by_epoch, train
 
 

@@ -62,7 +62,7 @@ def saving_late(path, num_ranks, case, stop):
         (None, {"max_steps": 7}),
         ("ddp", {"max_epochs": 1}),
         ("ddp", {"max_steps": 7}),
-        ("fsdp", {"max_steps": 7}),
+        pytest.param("fsdp", {"max_steps": 7}, marks=pytest.mark.slow),
         ("parallel", {"max_steps": 7}),
     ],
 )

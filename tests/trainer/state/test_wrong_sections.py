@@ -55,6 +55,7 @@ def places(value, prefix=()):
             yield from places(value[key], (*prefix, key))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_section_of_another_type_is_told_or_does_no_harm(saved, tmp_path):
     """Each place of the state is replaced by each wrong value in turn: some are right in some places."""
@@ -169,6 +170,21 @@ def test_a_number_in_the_place_of_an_optimizers_tensors_is_told_before_work(save
     torch.save(state, tmp_path / "wrong.pt")
     shown = "state" + "".join(f"[{key!r}]" for key in place)
     with pytest.raises(CheckpointError, match=re.escape(f"has int 7 at {shown}, where {expected} was expected")):
+        fit(tmp_path / "wrong.pt", goes_on=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (7, r"its callbacks\['Counting'\]\['state'\] is a int, where a dict was expected"),
+        ({"m": 1}, r"its callbacks\['Counting'\] is \{'m': 1\} that can't be restored\. KeyError: 'n'"),
+    ],
+)
+def test_what_a_callback_cannot_take_is_told_with_its_place(saved, tmp_path, wrong, message):
+    state = copy.deepcopy(saved)
+    state["callbacks"]["Counting"]["state"] = wrong
+    torch.save(state, tmp_path / "wrong.pt")
+    with pytest.raises(CheckpointError, match=message):
         fit(tmp_path / "wrong.pt", goes_on=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.contract import ConfigurationError
 from core.trainer.callbacks.arguments import check_int
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_arguments(
-    given: dict[str, int | None], interval: Any, monitor: str | None, save_top_k: int, save_last: bool | str
+    given: dict[str, int | None], interval: object, monitor: str | None, save_top_k: int, save_last: bool | str
 ) -> None:
     """Refuse numbers that can't be, and arguments that contradict each other.
 

@@ -266,7 +266,7 @@ class ModelCheckpoint(Callback):
             self._after_epoch = not validates_within_epochs(trainer)
 
     def _save_within_epoch(
-        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: TrainerViews, module: nn.Module, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Within an accumulation window there is nothing to save: only a new optimizer step counts."""
         step, before = trainer.global_step, self._step_seen

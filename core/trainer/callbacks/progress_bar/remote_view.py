@@ -50,7 +50,7 @@ class RemoteProgressView:
         """Leave the screen in order."""
         self._send("close")
 
-    def _send(self, call: str, **values: Any) -> bool:
+    def _send(self, call: str, **values: object) -> bool:
         return send_to_main(_SUBJECT, {"call": call, **values}, wait_s=_WAIT_S)
 
 
@@ -84,7 +84,7 @@ class ProgressViewServer:
         self._tasks.append(ProgressTask(name, float("inf") if total is None else total, done))
         self._view.begin(self._tasks[-1])
 
-    def _update(self, done: int, metrics: Mapping[str, Any]) -> None:
+    def _update(self, done: int, metrics: Mapping[str, object]) -> None:
         assert self._view is not None
         self._tasks[-1].advance(done, metrics)
         self._view.update(self._tasks[-1])
@@ -105,5 +105,5 @@ class ProgressViewServer:
         self._view, self._tasks = None, []
 
 
-def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(metrics: Mapping[str, Any]) -> dict[str, object]:
     return {name: value if isinstance(value, str) else float(value) for name, value in metrics.items()}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from core.trainer.views.trainer_views import TrainerViews
 
-_NOTHING: Mapping[str, Any] = {}
+_NOTHING: Mapping[str, object] = {}
 
 
 class RichProgressBar(ProgressBar):
@@ -214,7 +214,7 @@ class RichProgressBar(ProgressBar):
             self._view.begin(task)
             self._due_s = time.monotonic() + self._view.interval_s
 
-    def _draw(self, done: int, metrics: Mapping[str, Any] = _NOTHING) -> None:
+    def _draw(self, done: int, metrics: Mapping[str, object] = _NOTHING) -> None:
         """Metrics are shown for epochs of training: those of a validation run are complete at its end."""
         assert self._view is not None
         task = self._tasks[-1]

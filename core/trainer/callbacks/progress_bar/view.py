@@ -139,7 +139,7 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def format_metrics(metrics: Mapping[str, Any]) -> str:
+def format_metrics(metrics: Mapping[str, object]) -> str:
     """Such as `loss 0.1234  val_loss 0.0912`."""
     return "  ".join(f"{name} {format_value(value)}" for name, value in metrics.items())
 

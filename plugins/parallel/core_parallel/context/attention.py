@@ -5,18 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
 
 from core import ModuleError
 from core_parallel.communication import collectives
+from core_parallel.context import masks
 
 if TYPE_CHECKING:
     from typing import Self
 
 Attention = Literal["ulysses", "gather"]
 _ATTENTION = functional.scaled_dot_product_attention
+_DRAWS = frozenset(
+    (torch.rand, torch.randn, torch.randint, torch.bernoulli, Tensor.uniform_, Tensor.bernoulli_, Tensor.random_)
+)
 
 
 class Caught(TorchFunctionMode):
@@ -46,17 +52,23 @@ class Caught(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result, with attention in our way."""
         kwargs = kwargs or {}
-        return self.attend(*args, **kwargs) if func is _ATTENTION and not self._is_attending else func(*args, **kwargs)
+        if func is _ATTENTION and not self._is_attending:
+            return self.attend(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func in _DRAWS and result.numel() == 1 and not result.is_meta:  # whether a layer is dropped, not which place
+            dist.broadcast(result, group=self._group, group_src=0)
+        return result
 
     def attend(self, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The result of attention to the whole sequence; on meta, where only shapes are asked for, to the own part."""
         if query.is_meta or self._is_attending:
             return _ATTENTION(query, *args, **kwargs)
         self._is_attending = True
+        replaced, functional.scaled_dot_product_attention = functional.scaled_dot_product_attention, _ATTENTION
         try:
             return self._attend(query, *args, **kwargs)
         finally:
-            self._is_attending = False
+            self._is_attending, functional.scaled_dot_product_attention = False, replaced
 
     def _attend(
         self,
@@ -79,16 +91,14 @@ class Caught(TorchFunctionMode):
                 "checkpoint(use_reentrant=True), it would see only this rank's part of the sequence under context=. "
                 "Checkpoint by use_reentrant=False, or by activation_checkpointing='units'."
             )
-        if attn_mask is not None:
-            raise ModuleError(
-                f"scaled_dot_product_attention was called with a mask of shape {tuple(attn_mask.shape)}, which was "
-                "made of this rank's part of the sequence under context=. Use is_causal=True, or no mask."
-            )
-        if self._attention == "ulysses":
-            return self._by_heads(query, key, value, {"dropout_p": dropout_p, "is_causal": is_causal, **others})
-        return self._by_keys(query, key, value, is_causal, {"dropout_p": dropout_p, **others})
+        mask = None if attn_mask is None else masks.of_whole_keys(attn_mask, self.length, self._group)
+        options = {"dropout_p": dropout_p, "is_causal": is_causal, **others}
+        exchange = self._by_heads if self._attention == "ulysses" else self._by_keys
+        return exchange(query, key, value, mask, options)
 
-    def _by_heads(self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+    def _by_heads(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
+    ) -> Tensor:
         size = self._group.size()
         for name, one in {"query": query, "key": key}.items():
             if one.ndim < 3 or one.shape[-3] % size:
@@ -96,14 +106,20 @@ class Caught(TorchFunctionMode):
                     f"The {name} of attention has the shape {tuple(one.shape)}, and context={size} doesn't divide its "
                     "heads (the third dim from the end). Use context_attention='gather'."
                 )
+        if mask is not None:
+            mask = masks.of_own_heads(mask, query.shape[-3], self.length, self._group)
         whole = [collectives.swap(one, -3, -2, self._group) for one in (query, key, value)]
-        answer = _ATTENTION(whole[0], whole[1], whole[2], **options)
+        answer = _ATTENTION(whole[0], whole[1], whole[2], attn_mask=mask, **options)
         return collectives.swap(answer, -2, -3, self._group)
 
-    def _by_keys(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, options: dict[str, Any]) -> Tensor:
-        mask = None
-        if is_causal:
-            first, length = self._group.rank() * self.length, self._group.size() * self.length
-            mask = torch.ones(self.length, length, dtype=torch.bool, device=query.device).tril(first)
+    def _by_keys(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
+    ) -> Tensor:
         key, value = (collectives.gather(one, -2, self._group) for one in (key, value))
+        if mask is not None:
+            mask = masks.of_own_rows(mask, self.length, self._group)
+        elif options["is_causal"]:  # without a mask in memory, where a kernel of the device knows this one
+            end = (self._group.rank() + 1) * self.length
+            key, value = key[..., :end, :], value[..., :end, :]
+            mask, options = causal_lower_right(self.length, end), {**options, "is_causal": False}
         return _ATTENTION(query, key, value, attn_mask=mask, **options)

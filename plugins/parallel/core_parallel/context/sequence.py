@@ -18,9 +18,13 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from core import ModuleError
 from core_parallel.communication import collectives
+from core_parallel.context import masks, ways_at_cuts
 from core_parallel.context.attention import Attention, Caught
+from core_parallel.context.masks_of_transformers import WholeMasks
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import forwards, graphs, own_state
+from core_parallel.modules.check_keys import CheckKeys, agreed
+from core_parallel.modules.comparing import NoDropout, no_constants, random_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,10 +44,12 @@ class Context:
 
     Args:
         module: the one that is called.
+        user: the module around it, in which a hook may keep what the call has computed.
         group: of the ranks.
         attention: by which exchange attention sees the whole sequence.
         dim: of the tensors that the module is given, which is the sequence.
         draws: makes a context in which a rank draws random numbers of its own.
+        deciding: the group of all ranks that communicate in the call, and its device: they compare together.
 
     Attributes:
         is_running: a call is under way.
@@ -55,18 +61,24 @@ class Context:
     def __init__(
         self,
         module: nn.Module,
+        user: nn.Module,
         group: Any,
         attention: Attention,
         dim: int,
         draws: Callable[[], AbstractContextManager[Any]],
+        deciding: tuple[Any, torch.device] | None = None,
     ) -> None:
+        self._user = user
         self.module, self._group, self._attention, self._dim, self._draws = module, group, attention, dim, draws
         self._size, self._rank = group.size(), group.rank()
-        self._is_checked = self._is_looked_at = False
-        self._modes: set[bool] = set()
+        self._is_looked_at = False
+        self._deciding = deciding or (None, None)
+        self._keys, self._own_keys = CheckKeys(module), CheckKeys(module)
         self._answer: Callable[..., Any] | None = None
+        self._masks = WholeMasks(module, group, attention)
         self.apart: Apart | None = None
         self.is_running, self.length, self.turn = False, 0, 0
+        self._compares = True
 
     def __call__(self, forward: Any, args: Any, kwargs: Any) -> Any:
         """All ranks of the group. The result of the module's forward for the whole sequence."""
@@ -75,8 +87,12 @@ class Context:
         self._length((args, kwargs))
         if self._answer is not None:
             return self._answer(*args, **kwargs)
-        self.check(forward, args, kwargs)
-        changes = self._own_changes(forward, args, kwargs)
+        if not self._compares:
+            return self._run(forward, args, kwargs)
+        compares, looks = self._due(args, kwargs)
+        if compares:
+            self.check(forward, args, kwargs)
+        changes = self._own_changes(forward, args, kwargs) if looks else []
         result = self._run(forward, args, kwargs)  # first: what keeps a tensor with a graph is refused as such
         if changes:
             raise ModuleError(
@@ -86,14 +102,14 @@ class Context:
             )
         return result
 
-    def _own_changes(self, forward: Any, args: Any, kwargs: Any) -> list[str]:
-        """All ranks of the group. The attributes and buffers that a call in parts sets to other values than a whole.
+    def _due(self, args: Any, kwargs: Any) -> list[bool]:
+        """All ranks of the group. Whether `check` and `_own_changes` are to compare this call."""
+        shapes = tuple(leaf.shape[1:] if isinstance(leaf, Tensor) else None for leaf in tree_flatten((args, kwargs))[0])
+        marks = self._keys.is_new(shapes, self.ways((args, kwargs))), self._own_keys.is_new()
+        return agreed(*self._deciding, *marks)
 
-        Looks at the first call of training, and of evaluation.
-        """
-        if self.module.training in self._modes:
-            return []
-        self._modes.add(self.module.training)
+    def _own_changes(self, forward: Any, args: Any, kwargs: Any) -> list[str]:
+        """All ranks of the group. The attributes and buffers that a call in parts sets to other values than a whole."""
         random_state = random.getstate()
         try:
             with own_state.kept(self.module) as before, torch.no_grad():
@@ -124,6 +140,15 @@ class Context:
             self.is_running = False
 
     @contextmanager
+    def uncompared(self) -> Iterator[None]:
+        """A context whose calls are those of one microbatch: a schedule compares by itself, with all ranks."""
+        self._compares = False
+        try:
+            yield
+        finally:
+            self._compares = True
+
+    @contextmanager
     def answering(self, answer: Callable[..., Any] | None) -> Iterator[None]:
         """A context in which something else answers a call, given the whole sequence; None: the ranks do again."""
         self._answer = answer
@@ -132,16 +157,18 @@ class Context:
         finally:
             self._answer = None
 
-    def caught(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def caught(self) -> Iterator[None]:
         """A context in which attention sees the whole sequence, as in the newest call."""
         caught = Caught(self._group, self._attention, self.length)
-        return caught if self.apart is None else self.apart.around(caught)
+        with self._masks.of(self.length), caught if self.apart is None else self.apart.around(caught):
+            yield
 
     def _run(self, forward: Any, args: Any, kwargs: Any) -> Any:
         length = self._length((args, kwargs))
         args, kwargs = self._cut((args, kwargs), length)
         looks = torch.is_grad_enabled() and not self._is_looked_at
-        before = graphs.kept(self.module.named_modules()) if looks else set()
+        before = graphs.kept(self._user.named_modules()) if looks else set()
         self.is_running, self.length, self.turn = True, length // self._size, next(_turns)
         try:
             draws = self._draws() if self.module.training else nullcontext()
@@ -151,7 +178,7 @@ class Context:
             self.is_running = False
         if looks:
             self._is_looked_at = True
-            graphs.refuse_kept(self.module.named_modules(), before)
+            graphs.refuse_kept(self._user.named_modules(), before)
         return tree_map(lambda leaf: self._whole(leaf, length), result)
 
     def _length(self, given: Any) -> int:
@@ -173,9 +200,13 @@ class Context:
 
     def _cut(self, given: Any, length: int) -> Any:
         leaves, form = tree_flatten(given)
+        num_samples = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > self._dim)
         own = [
             collectives.cut(leaf, self._dim, self._group)
-            if isinstance(leaf, Tensor) and leaf.ndim > self._dim and leaf.shape[self._dim] == length
+            if isinstance(leaf, Tensor)
+            and leaf.ndim > self._dim
+            and leaf.shape[self._dim] == length
+            and not masks.is_one(leaf, length, num_samples)
             else leaf
             for leaf in leaves
         ]
@@ -192,51 +223,99 @@ class Context:
             )
         return collectives.join(leaf, self._dim, self._group)
 
+    def ways(self, given: Any) -> frozenset[int]:
+        """The ways in which samples meet the cuts, for a key."""
+        return frozenset(ways_at_cuts.of(given, self._dim, self._size)[1])
+
     def check(self, forward: Any, args: Any, kwargs: Any) -> None:
-        """All ranks of the group. Compare one sample in parts with the same one whole, at the first call.
+        """All ranks of the group. Compare samples in parts with the same ones whole.
 
         A model that knows its positions from the length that it sees, or looks at neighbours by other means than
-        attention, gives other values.
+        attention, gives other values. One sample is compared for each way in which tensors of whole numbers, such as
+        `position_ids`, meet the cuts.
 
         Raises:
             ModuleError: the values differ.
         """
-        if self._is_checked:
-            return
-        self._is_checked = True
-        args, kwargs = tree_map(
-            lambda leaf: leaf[:1] if isinstance(leaf, Tensor) and leaf.ndim > 1 else leaf, (args, kwargs)
-        )
-        with own_state.kept(self.module), _at_rest(self.module), torch.no_grad():
-            found = tree_flatten(self._run_a_part(forward, args, kwargs))[0]
-            expected = tree_flatten(self._run_whole(forward, args, kwargs))[0]
+        size, ways = ways_at_cuts.of((args, kwargs), self._dim, self._size)
+        rows = sorted(ways.values()) or [0]
+        length = self._length((args, kwargs))
+
+        def sampled(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or leaf.ndim < 2 or (leaf.ndim == 2 and masks.is_one(leaf, length, size)):
+                return leaf
+            return leaf[rows if len(leaf) == size else [0]]
+
+        args, kwargs = tree_map(sampled, (args, kwargs))
+        training, random_state = self.module.training, random.getstate()
+        try:
+            with own_state.kept(self.module), no_constants(self.module), torch.no_grad(), self._draws():
+                if training and self._compare_training(forward, args, kwargs):
+                    return
+                with _evaluating(self.module):
+                    found = self._flat(self._run_a_part, forward, args, kwargs)
+                    self._refuse_differing(found, self._flat(self._run_whole, forward, args, kwargs))
+        finally:
+            random.setstate(random_state)
+
+    def _compare_training(self, forward: Any, args: Any, kwargs: Any) -> bool:
+        """All ranks of the group. Compare as in training, without dropout; False if forward draws anything else."""
+        with NoDropout():
+            before = random_states(self.module)
+            whole = self._flat(self._run_whole, forward, args, kwargs)
+            if random_states(self.module) != before:
+                return False
+            found = self._flat(self._run_a_part, forward, args, kwargs)
+        self._refuse_differing(found, whole)
+        return True
+
+    def _flat(self, run: Callable[..., Any], *given: Any) -> list[Any]:
+        return tree_flatten(run(*given))[0]
+
+    def _refuse_differing(self, found: list[Any], expected: list[Any]) -> None:
         for one, other in zip(found, expected, strict=True):
             if isinstance(one, Tensor) and not _are_close(one, other):
                 raise ModuleError(
                     f"{type(self.module).__name__} computes other values where each of {self._size} ranks has a part "
                     f"of the sequence (they differ by {float((one - other).abs().max()):.2g}). Positions must be an "
                     "argument, such as position_ids, and not follow from the length that forward sees; only "
-                    "scaled_dot_product_attention may look at other positions."
+                    "scaled_dot_product_attention may look at other positions, without a window and without a border "
+                    "of packed samples."
                 )
 
     def _run_a_part(self, forward: Any, args: Any, kwargs: Any) -> Any:
         try:
             return self._run(forward, args, kwargs)
         except RuntimeError as error:
-            error.add_note(
-                f"Each of {self._size} ranks called {type(self.module).__name__} with a part of dim {self._dim}, the "
-                "sequence under context=. If that is no sequence, name its dim by context_dim=, or leave context out."
-            )
-            raise
+            raise ModuleError(
+                f"{error} Each of {self._size} ranks called {type(self.module).__name__} with a part of dim "
+                f"{self._dim}, the sequence under context=. If that is no sequence, name its dim by context_dim=, or "
+                "leave context out."
+            ) from error
 
 
-def computed_again(contexts: Iterable[Context]) -> AbstractContextManager[Any]:
+def newest_turn(contexts: Iterable[Context]) -> int:
+    """The turn of the newest of all their calls; 0 before the first."""
+    return max((one.turn for one in contexts), default=0)
+
+
+def computed_again(contexts: Sequence[Context], began: int) -> AbstractContextManager[Any]:
     """All ranks of the group. A context for backward: attention that is computed again sees the whole sequence.
 
     Args:
         contexts: of a module; the newest call counts.
+        began: the newest turn when the step began; -1 if it needs no call.
+
+    Raises:
+        ModuleError: none of them was called in the step, whose work has been done whole on all ranks.
     """
     newest = max(contexts, key=lambda one: one.turn, default=None)
+    if newest is not None and newest.turn == began:
+        names = " nor ".join(type(one.module).__name__ for one in contexts)
+        raise ModuleError(
+            f"The step called neither {names}, whose sequence context= cuts, but perhaps a module inside: every rank "
+            "has computed the whole sequence. Call the module itself, or move what is between into its forward."
+        )
     return nullcontext() if newest is None or not newest.turn else newest.caught()
 
 
@@ -274,36 +353,16 @@ def in_parts(contexts: Sequence[Context]) -> Iterator[None]:
         yield
 
 
-def _first_sample(leaf: Any) -> Any:
-    return leaf[:1] if isinstance(leaf, Tensor) and leaf.ndim > 1 else leaf
-
-
 @contextmanager
-def _at_rest(module: nn.Module) -> Iterator[None]:
-    """A context without dropout, and with values in the place of parameters that are the same everywhere."""
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """A context in which a module evaluates."""
     training = {part: part.training for part in module.modules()}
-    kept: list[tuple[Tensor, Tensor]] = []
-    draws = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            own: Tensor = getattr(parameter, "_local_tensor", parameter)
-            if (
-                not own.is_meta
-                and own.numel() > 1
-                and own.is_floating_point()
-                and bool((own == own.flatten()[0]).all())
-            ):
-                kept.append((own, own.clone()))
-                own.add_(torch.randn(own.shape, generator=draws).to(own) / 8)
     module.eval()
     try:
         yield
     finally:
         for part, was in training.items():
             part.training = was
-        with torch.no_grad():
-            for own, before in kept:
-                own.copy_(before)
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,17 +12,15 @@ from torch import Tensor, nn
 from core import ModuleError
 from core_parallel.communication import collectives
 from core_parallel.mesh.placements import cut_axes
+from core_parallel.modules.expert_calls import ExpertCalls
 from core_parallel.modules.local_parameters import use_local
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-_FORM = (
-    "Under expert= a module of experts is called with three tensors: tokens of shape (tokens, width), the numbers of "
-    "their experts, and the weights of these, both of shape (tokens, k). It returns, for each token, the sum of its "
-    "experts' answers by their weights."
-)
+_MARKED = 63
+"""Tokens, spread over a call, by which ranks of a tensor group see that they have the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +80,8 @@ class Dispatch:
     def __init__(self, name: str, module: nn.Module, num_experts: int, mesh: DeviceMesh) -> None:
         self._name, self._module, self._num_experts = name, module, num_experts
         self._mesh, self._group = mesh, mesh.get_group("expert")
-        self._signature = signature(module.forward)
-        self._is_checked = self._is_compared = False
+        self._form = ExpertCalls(name, module, num_experts // self._group.size(), num_experts)
+        self._is_compared = False
         self._calls: list[tuple[Tensor, Routes]] = []
 
     def attach(self) -> None:
@@ -94,15 +91,11 @@ class Dispatch:
         self._module.register_forward_hook(self._end, always_call=True)
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        tokens, numbers, weights = self._given(args, kwargs)
+        tokens, numbers, weights = self._form.begin(args, kwargs)
         group = self._group
         if not self._is_compared:
             self._is_compared = True
             self._refuse_parts(tokens)
-        self._count(self._num_experts // group.size())
-        if not self._is_checked and len(tokens):
-            self._check(tokens, weights)
-            self._is_checked = True
         routes = route(numbers.flatten(), self._num_experts, group)
         self._calls.append((numbers, routes))
         rows = tokens[routes.order // numbers.shape[1]]
@@ -116,7 +109,7 @@ class Dispatch:
         return (rows, experts[:, None], factors[:, None]), {}
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> Any:
-        self._count(self._num_experts)
+        self._form.end()
         numbers, routes = self._calls.pop() if self._calls else (None, None)
         if output is None or numbers is None or routes is None:  # an error is on its way
             return None
@@ -125,31 +118,14 @@ class Dispatch:
         pairs = answers.new_zeros(numbers.numel(), *answers.shape[1:]).index_copy(0, routes.order, answers)
         return pairs.unflatten(0, numbers.shape).sum(1)
 
-    def _count(self, number: int) -> None:
-        """Set the module's own count, if it has one, to the number of experts that it sees."""
-        if hasattr(self._module, "num_experts"):
-            self._module.num_experts = number  # type: ignore[assignment]  # an attribute of its own
-
-    def _given(self, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        try:
-            given = list(self._signature.bind(*args, **kwargs).arguments.values())
-        except TypeError:
-            given = [*args, *kwargs.values()]
-        shapes = [tuple(one.shape) for one in given if isinstance(one, Tensor)]
-        fits = len(given) == len(shapes) == 3 and len(shapes[0]) == len(shapes[1]) == 2 and shapes[1] == shapes[2]
-        if not fits or shapes[0][0] != shapes[1][0] or given[1].is_floating_point():
-            raise ModuleError(
-                f"{type(self._module).__name__} {self._name!r} was called with {shapes or 'no tensors'}. {_FORM}"
-            )
-        return given[0], given[1], given[2]
-
     def _refuse_parts(self, tokens: Tensor) -> None:
         """All ranks of a tensor group, which have the same tokens, or gradients of experts would be a part's."""
         if self._mesh["expert_tensor"].size() == 1:
             return
         group = self._mesh.get_group("expert_tensor")
-        size = tokens.new_tensor(len(tokens), dtype=torch.float32)
-        mark = torch.stack([size, tokens.detach().float().abs().sum()])
+        sizes = tokens.detach().float().abs().flatten(1).sum(1)  # of each token: sums over all are alike by chance
+        picked = sizes[:: max(1, len(sizes) // _MARKED)][:_MARKED]
+        mark = torch.cat([sizes.new_tensor([len(sizes)]), picked, sizes.new_zeros(_MARKED - len(picked))])
         marks = [torch.empty_like(mark) for _ in range(group.size())]
         dist.all_gather(marks, mark, group=group)
         if not torch.allclose(torch.stack(marks), mark, rtol=1e-3):
@@ -157,37 +133,4 @@ class Dispatch:
                 f"{type(self._module).__name__} {self._name!r} was called with other tokens on each rank of a tensor "
                 "group. The plan of tensor= must leave them whole before experts, such as by "
                 "PrepareModuleInput(desired_input_layouts=Replicate())."
-            )
-
-    def _check(self, tokens: Tensor, weights: Tensor) -> None:
-        """Compare the module's answer for a few tokens with the sum of those for each of their experts alone."""
-        count = self._num_experts // self._group.size()
-        tokens = tokens[:4].detach()
-        weights = weights[:4, :count].detach()
-        draws = torch.Generator().manual_seed(0)
-        numbers = torch.stack([torch.randperm(count, generator=draws)[: weights.shape[1]] for _ in tokens])
-        numbers = numbers.to(tokens.device)
-        training = {part: part.training for part in self._module.modules()}
-        self._module.eval()
-        try:
-            with torch.no_grad():
-                whole = self._module.forward(tokens, numbers, weights)
-                rows = tokens.repeat_interleave(weights.shape[1], 0)
-                pairs = self._module.forward(rows, numbers.reshape(-1, 1), weights.reshape(-1, 1))
-        finally:
-            for part, was in training.items():
-                part.training = was
-        self._compare(whole, pairs, numbers)
-
-    def _compare(self, whole: Any, pairs: Any, numbers: Tensor) -> None:
-        if not isinstance(whole, Tensor) or whole.ndim != 2 or len(whole) != len(numbers):
-            got = f"a tensor of shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else type(whole).__name__
-            raise ModuleError(f"{type(self._module).__name__} {self._name!r} returned {got}. {_FORM}")
-        summed = pairs.unflatten(0, numbers.shape).sum(1)
-        # Coarse, since formats of 16 bits round; what isn't such a sum differs by as much as it is.
-        if float((whole - summed).abs().max()) > 0.05 * float(whole.abs().max()):
-            raise ModuleError(
-                f"{type(self._module).__name__} {self._name!r} computes other values for tokens with several experts "
-                f"than for each expert alone (they differ by {float((whole - summed).abs().max()):.2g}). {_FORM} "
-                "Choose and normalize experts, and limit their capacity, before it is called."
             )

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from core import ModuleError
 from core.data import map_leaves
+from core_fsdp.same_batches import leaves
+from core_parallel.microbatches import pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
@@ -57,22 +59,35 @@ def _piece(batch: Any, size: int, part: slice | Sequence[int]) -> Any:
 
 
 def _has_samples(data: Any, size: int) -> bool:
-    return any(getattr(leaf, "ndim", 0) and len(leaf) == size for leaf in _leaves(data))
+    return any(getattr(leaf, "ndim", 0) and len(leaf) == size for leaf in leaves(data))
 
 
-def _leaves(data: Any) -> Iterator[Any]:
-    found: list[Any] = []
-
-    def note(leaf: Any) -> Any:
-        found.append(leaf)
-        return leaf
-
-    map_leaves(note, data)
-    yield from found
+def has_mask(batch: Any, size: int) -> bool:
+    """True if there is a mask between positions in it, as many as there are samples by accident."""
+    return pieces.has_mask([leaf for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim], size)
 
 
 def shapes_of(batch: Any) -> str:
     """A key of everything in a batch that shapes may follow from."""
-    return repr(
-        [(tuple(one.shape), str(one.dtype)) if isinstance(one, Tensor) else type(one) for one in _leaves(batch)]
+    return repr([(tuple(one.shape), str(one.dtype)) if isinstance(one, Tensor) else type(one) for one in leaves(batch)])
+
+
+def are_even(batch: Any, size: int, num_pieces: int) -> tuple[tuple[bool, ...], ...]:
+    """Of each tensor of whole numbers with samples: do microbatches have as many below 0, of the least, and at 0?
+
+    Where labels leave out as many places in each, means over microbatches may be the mean over their batch by chance.
+    """
+    return tuple(
+        tuple(_is_even(chosen, num_pieces) for chosen in (leaf < 0, leaf == leaf.min(), leaf == 0))
+        for leaf in leaves(batch)
+        if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size and leaf.numel() and not _is_real(leaf)
     )
+
+
+def _is_even(chosen: Tensor, num_pieces: int) -> bool:
+    counts = chosen.reshape(num_pieces, -1).sum(1)
+    return bool((counts == counts[0]).all())
+
+
+def _is_real(leaf: Tensor) -> bool:
+    return leaf.is_floating_point() or leaf.is_complex()

@@ -19,6 +19,29 @@ def num_samples(tree: Any) -> int | None:
     return next((len(leaf) for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.ndim), None)
 
 
+def is_unclear(tree: Any, num_samples: int | None, *, is_chosen: bool) -> bool:
+    """True if the samples may be the second dim of the first tensor, and not the first, or a tensor is none of samples.
+
+    Args:
+        tree: nested lists, tuples and dicts.
+        num_samples: of the batch that these arguments were made of; None if nobody knows.
+        is_chosen: the user has said into how many pieces to cut, and so that samples are the first dim if they can be.
+    """
+    tensors = [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.ndim]
+    first = tensors[0]
+    if has_mask(tensors, len(first)):
+        return True
+    if num_samples is None or first.ndim < 2 or first.shape[1] != num_samples:
+        return False
+    return not is_chosen or len(first) != num_samples
+
+
+def has_mask(tensors: Sequence[Tensor], size: int) -> bool:
+    """True if one behind the first is a mask between positions, as many as there are samples by accident."""
+    square = [one for one in tensors[1:] if tuple(one.shape) == (size, size)]
+    return any(one.dtype == torch.bool or (one.is_floating_point() and bool((one < -1e4).any())) for one in square)
+
+
 def split(tree: Any, num_pieces: int) -> list[Any]:
     """Cut every tensor whose first dim is that of the first one; anything else goes into all pieces.
 

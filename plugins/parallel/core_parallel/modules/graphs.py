@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -68,6 +69,26 @@ def _kept(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Modu
             if key in OF_EVERY_MODULE or not isinstance(value, _HOLDERS):
                 continue
             if isinstance(value, Tensor) or value:  # most of a module's own containers are empty
-                for leaf in tree_leaves(value):
-                    if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
-                        yield name, module, key, leaf
+                for leaf in _with_graphs(value):
+                    yield name, module, key, leaf
+        for hook in module._forward_hooks.values():
+            for key, value in _bound_in(hook):
+                for leaf in _with_graphs(value):
+                    yield name, module, f"{key} of a hook", leaf
+
+
+def _with_graphs(value: Any) -> Iterator[Tensor]:
+    yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.grad_fn is not None)
+
+
+def _bound_in(hook: Any) -> Iterator[tuple[str, Any]]:
+    """Return where a hook may keep something, by name: variables around it, attributes of a method's object."""
+    code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None) or ()
+    bound = []
+    for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=False):
+        with suppress(ValueError):  # nothing is bound yet
+            bound.append((name, cell.cell_contents))
+    owner = getattr(hook, "__self__", None)
+    if owner is not None and not isinstance(owner, nn.Module):
+        bound += getattr(owner, "__dict__", {}).items()
+    yield from ((name, value) for name, value in bound if isinstance(value, _HOLDERS))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from core_parallel.modules import absent
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -76,7 +78,7 @@ def names_of(places: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _held(part: nn.Module) -> Iterator[tuple[str, Any]]:
-    yield from part.named_buffers(recurse=False)
+    yield from ((key, one) for key, one in part.named_buffers(recurse=False) if not absent.is_absent(one))
     for key, value in vars(part).items():
         if key not in OF_EVERY_MODULE and isinstance(value, _KINDS):
             yield key, value

@@ -6,6 +6,7 @@ microbatches forward, then all backward, and the loss on the whole batch in betw
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from core import ModuleError
 from core_parallel.microbatches import pieces
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import graphs, own_state
+from core_parallel.modules.check_keys import CheckKeys
 from core_parallel.stages import forward_check
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from core_parallel.pipeline.peers import Peers
     from core_parallel.stages.layout import Layout
     from core_parallel.stages.shards import Shards
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,9 @@ class Chain:
         draws: the random numbers of stages.
         microbatches: number of them; None for `"auto"`.
         context: makes what stages compute in, such as autocast.
+
+    Attributes:
+        num_samples: of the batch of the step that runs; None if nobody knows.
     """
 
     def __init__(
@@ -98,10 +105,12 @@ class Chain:
         self.layout, self.line, self._draws = layout, line, draws
         self._microbatches, self._context = microbatches, context
         self._called = layout.module
-        self._checked: list[nn.Module] = []
+        self._keys: dict[nn.Module, CheckKeys] = {}
         self._headers: dict[Any, Any] = {}
         self._looked_at: set[int] = set()
         self._compared: set[int] = set()
+        self._has_warned = False
+        self.num_samples: int | None = None
         self.answer: Callable[..., Any] | None = None
         self.shards: Shards | None = None
         self.peers: Peers | None = None
@@ -131,6 +140,9 @@ class Chain:
         made = _Pass(wanting=[one for one in leaves if isinstance(one, Tensor) and one.requires_grad and learns])
         size = pieces.num_samples((args, kwargs))
         number = pieces.choose(self._microbatches, size, self.layout.num_stages)
+        if number > 1 and pieces.is_unclear((args, kwargs), self.num_samples, is_chosen=self._microbatches is not None):
+            number = 1
+            self._warn_unclear()
         cut = pieces.split((args, kwargs), number if self.peers is None else self.peers.least(number))
         made.sizes = [pieces.num_samples(piece) for piece in cut]
         with self._draws.of_stages() as seeds:
@@ -145,14 +157,31 @@ class Chain:
         whole: Any = _Answer.apply(self, made, len(flat), anchor, *flat, *made.wanting)  # type: ignore[no-untyped-call]  # torch's
         return tree_unflatten(list(whole), form)
 
-    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compare the forward of the module that was called with its parts, at the first call.
+    def _warn_unclear(self) -> None:
+        if not self._has_warned and self.line.position == 0:
+            self._has_warned = True
+            _log.warning(
+                "%s gets its batch whole, and not in microbatches: the second dim of an argument is as long as the "
+                "batch, which may be a mask between positions, or samples behind a dim of time. If samples are the "
+                "first dim of all arguments, say microbatches=N, and give a mask for each of them.",
+                type(self.layout.module).__name__,
+            )
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_due: bool = False) -> None:
+        """Compare the forward of the module that was called with its parts, on meta, where `CheckKeys` says so.
+
+        Args:
+            args: of the call.
+            kwargs: its named ones.
+            is_due: compare them whatever the key.
 
         Raises:
             ModuleError: they aren't the same.
         """
-        if self._called not in self._checked and self.layout.cut.replay is None:
-            self._checked.append(self._called)
+        if self.layout.cut.replay is not None:
+            return
+        keys = self._keys.setdefault(self._called, CheckKeys(self.layout.user))
+        if keys.is_due(str(_shapes((args, kwargs)))) or is_due:
             forward_check.check(self.layout, args, kwargs, self._called)
 
     @contextmanager
@@ -268,9 +297,7 @@ class Chain:
 
     def _signature(self, piece: Any) -> Any:
         """A key of what shapes between stages follow from, as far as all ranks know it."""
-        leaves, form = tree_flatten(piece)
-        shapes = tuple(_form_of(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
-        return shapes, str(form), self.layout.module.training, torch.is_grad_enabled()
+        return *_shapes(piece), self.layout.module.training, torch.is_grad_enabled()
 
     def check_outputs(self, stage: int, outputs: Sequence[Any]) -> None:
         """Refuse results of a stage that can't go to another rank.
@@ -454,3 +481,8 @@ def _whole(found: Sequence[Tensor], like: Tensor) -> Tensor:
     if len(found) == 1:
         return found[0]
     return torch.stack(list(found)).sum(0) if found[0].shape == like.shape else torch.cat(list(found))
+
+
+def _shapes(piece: Any) -> tuple[Any, str]:
+    leaves, form = tree_flatten(piece)
+    return tuple(_form_of(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves), str(form)

@@ -30,8 +30,9 @@ from core_parallel.mesh.placements import own_part
 from core_parallel.microbatches import batches
 from core_parallel.microbatches.counters import Counters
 from core_parallel.microbatches.recorded_logs import RecordedLogs, replay
-from core_parallel.modules import open_blocks, own_state
+from core_parallel.modules import comparing, open_blocks, own_state
 from core_parallel.modules.absent import is_absent
+from core_parallel.modules.check_keys import CheckKeys
 from core_parallel.pipeline import trial
 from core_parallel.pipeline.stage_module import StageModule, can_learn, travelling
 from core_parallel.pipeline.watched_stage import WatchedStage
@@ -139,6 +140,7 @@ class ScheduledStep:
         context: makes what stages and the user's step compute in, such as autocast.
         scale: gives the number by which the precision multiplies losses before backward.
         sequence: the call of the model on a part of the sequence; None if it is whole.
+        deciding: the group of all ranks that communicate in a step, and its device: they compare together.
     """
 
     def __init__(
@@ -150,12 +152,14 @@ class ScheduledStep:
         context: Callable[[], AbstractContextManager[Any]],
         scale: Callable[[], float],
         sequence: Context | None,
+        deciding: tuple[Any, torch.device],
     ) -> None:
         self._chain, self._schedule, self._draws = chain, schedule, draws
         self._microbatches, self._context, self._scale, self._sequence = microbatches, context, scale, sequence
         self._runners: dict[Any, _Runner] = {}
         self._step_context = context
-        self._is_tried = self._is_plain = self._is_left_out = False
+        self._keys = CheckKeys(chain.layout.user, *deciding)
+        self._is_plain = self._is_left_out = False
         self._last = chain.layout.num_stages - 1
 
     @property
@@ -198,20 +202,23 @@ class ScheduledStep:
         if self._chain.peers is not None:
             divided, key_of_peers = self._chain.peers.common_batch(size, batches.shapes_of(batch))
         number = self._schedule.choose(self._microbatches, divided, layout.size, layout.num_stages)
-        if number is None or size is None or self._is_left_out:
+        if number is None or size is None or self._is_left_out or batches.has_mask(batch, size):
             return step(batch)
         cut = batches.cut_batch(batch, size, number)
         key = (number, batches.shapes_of(batch), key_of_peers, layout.module.training)
+        ways = frozenset() if self._sequence is None else self._sequence.ways(batch)
+        is_due = self._keys.is_due(key, batches.are_even(batch, size, number), ways)
         runner = self._runners.pop(key, None)
-        if runner is None:
-            with RecordedLogs().instead_of(module):
-                runner = self._set_up(batch, cut, trial_step())
-            if runner is None:
+        if runner is None or is_due:
+            with RecordedLogs().instead_of(module), self._uncompared():
+                computed = self._try(batch, cut, trial_step(), is_new=runner is None, is_due=is_due)
+            if computed is None:
                 return step(batch)
+            runner = runner or self._set_up(computed, len(cut))
         self._runners[key] = runner
         if len(self._runners) > _KEPT:
             self._runners.pop(next(iter(self._runners)))
-        with self._draws.of_stages() as seeds:
+        with self._draws.of_stages() as seeds, self._uncompared():
             runner.run = run = _Run(step, cut, seeds, self._scale(), Counters(module))
             try:
                 with run.logs.instead_of(module):
@@ -222,32 +229,42 @@ class ScheduledStep:
 
     # once for each shape --------------------------------------------------------------------------------------------
 
-    def _set_up(self, batch: Any, cut: list[Any], step: trial.Trial) -> _Runner | None:
-        """All ranks of the pipeline. Find the shapes between stages; the first time, compare losses too.
+    def _try(
+        self, batch: Any, cut: list[Any], step: trial.Trial, *, is_new: bool, is_due: bool
+    ) -> dict[tuple[int, int], Computed] | None:
+        """All ranks of the pipeline. Run the stages, which gives the shapes between them; if due, compare losses too.
 
         Returns:
-            None if the step can't be left at its call of the model.
+            What this rank's stages have computed; None if the step can't be left at its call of the model.
         """
-        layout, line, is_first = self._chain.layout, self._chain.line, not self._is_tried
-        with own_state.kept(layout.user), self._draws.of_stages(base=0) as seeds, trial.agreed(line):
-            self._is_left_out = self._calls_in_block(step, cut[0], seeds)
-        if self._is_left_out:
-            return None
-        with own_state.buffers_kept(layout.user), self._draws.of_stages(base=0) as seeds:
-            if is_first and self._sequence is not None:
-                self._check_sequence(self._sequence, step, cut[0], seeds)
+        layout, line = self._chain.layout, self._chain.line
+        if is_new:
+            with own_state.kept(layout.user), self._draws.of_stages(base=0) as seeds, trial.agreed(line):
+                self._is_left_out = self._calls_in_block(step, cut[0], seeds)
+            if self._is_left_out:
+                return None
+        if self._chain.shards is not None:
+            self._chain.shards.reshard()
+        no_constants = comparing.no_constants(layout.user) if is_due else nullcontext()
+        with own_state.buffers_kept(layout.user), self._draws.of_stages(base=0) as seeds, no_constants:
+            if is_due and self._sequence is not None:
+                self._check_sequence(self._sequence, step, batch, seeds)
             with trial.agreed(line):
-                pieces = cut if is_first else cut[:1]
+                pieces = cut if is_due else cut[:1]
                 arguments = [self._arguments(step, piece, index, seeds) for index, piece in enumerate(pieces)]
-                self._chain.check(*arguments[0])
+                self._chain.check(*arguments[0], is_due=is_due)
             with torch.no_grad(), self._caught():
                 computed = self._chain.run_forward(arguments, seeds)
-            if is_first:
+            if is_due:
                 with trial.agreed(line), torch.no_grad(), self._step_context():
                     if self._last in layout.own_stages:
                         answers = [computed[self._last, index] for index in range(len(cut))]
                         trial.compare(self._chain, step, batch, cut, answers, seeds)
-        self._is_tried = True
+        return computed
+
+    def _set_up(self, computed: dict[tuple[int, int], Computed], number: int) -> _Runner:
+        """All ranks of the pipeline. A schedule of so many microbatches, each like the one that was computed."""
+        layout = self._chain.layout
         likes = {stage: computed[stage, 0] for stage in layout.own_stages}
         make = partial(StageModule, self._chain, context=self._stage_context, splits=self._schedule.splits_backward)
         runner = _Runner({stage: make(stage, like) for stage, like in likes.items()})
@@ -256,7 +273,7 @@ class ScheduledStep:
         stages = [self._stage(runner, stage, like) for stage, like in likes.items()]
         runner.schedule = get_schedule_class(self._schedule.name)(
             stages if self._schedule.has_several_stages else stages[0],
-            len(cut),
+            number,
             loss_fn=lambda output, target: self._loss(runner, output, target),
             scale_grads=False,
         )
@@ -304,12 +321,15 @@ class ScheduledStep:
         with self._context(), self._caught():
             yield
 
-    def _check_sequence(self, sequence: Context, step: Callable[[Any], Any], piece: Any, seeds: Seeds) -> None:
+    def _uncompared(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._sequence is None else self._sequence.uncompared()
+
+    def _check_sequence(self, sequence: Context, step: Callable[[Any], Any], batch: Any, seeds: Seeds) -> None:
         """All ranks of the pipeline. Compare the call of the model in parts of the sequence with the whole one."""
         seeds.begin_step(self._last + 1, 0)
         try:
             with sequence.answering(_take), self._step_context():
-                step(piece)
+                step(batch)
         except _Taken as taken:
             args, kwargs = taken.arguments
             with self._context():

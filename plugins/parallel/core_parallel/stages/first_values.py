@@ -6,9 +6,7 @@ by the `_init_weights` of a module around it, as models of transformers have one
 
 from __future__ import annotations
 
-import warnings
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,10 +14,11 @@ from torch import Tensor, nn
 
 from core import ModuleError
 from core.checkpoint import collect_random_state, restore_random_state
+from core_fsdp import first_draws
 from core_parallel.modules.absent import is_absent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from core import Strategy
 
@@ -43,39 +42,32 @@ def is_needed(module: nn.Module, strategy: Strategy) -> bool:
     return bool(empty)
 
 
-def fill(module: nn.Module, strategy: Strategy, is_own: Callable[[Tensor], bool]) -> None:
+def fill(module: nn.Module, strategy: Strategy, is_own: Callable[[Tensor], bool]) -> list[first_draws.Lacking]:
     """All ranks. Give values to what is on meta and this rank's own; the rest stays on meta.
 
     Args:
         module: the user's, alike on all ranks.
         strategy: of these ranks.
         is_own: whether this rank is to have a tensor.
+
+    Returns:
+        The tensors to which nothing gave values.
     """
-    drawn = {id(one) for _, one in _named_tensors(module) if _is_empty(one)}
-    reset: set[int] = set()
-    initialized: set[int] = set()
-    known: set[nn.Module] = set()
-    parts = []
+    parts = {part for part in module.modules() if any(map(_is_empty, _tensors_of(part).values()))}
+    done: tuple[set[int], set[int]] = set(), set()
+    unknown: list[nn.Module] = []
     with _random_state_of_rank_zero(strategy):
-        for part in _children_first(module):
-            if any(id(one) in drawn for one in _tensors_of(part).values()):
-                parts.append(part)
-                _draw(part, _reset_of(part), is_own, reset)
-            if (initialize := getattr(part, "_init_weights", None)) is not None:
-                inside = set(part.modules())
-                # A model in a model has done it for its own.
-                for child in (one for one in parts if one in inside and one not in known):
-                    _draw(child, partial(initialize, child), is_own, initialized)
-                    known.add(child)
-    _warn_of_unknown(module, [part for part in parts if _reset_of(part) is None and part not in known])
+        for part, draw, is_second in first_draws.draws(module, parts, unknown):
+            _draw(part, draw, is_own, done[is_second])
+    return first_draws.lacking(module, unknown)
 
 
-def _draw(part: nn.Module, draw: Callable[[], Any] | None, is_own: Callable[[Tensor], bool], done: set[int]) -> None:
+def _draw(part: nn.Module, draw: Callable[[], Any], is_own: Callable[[Tensor], bool], done: set[int]) -> None:
     """Draw a part's own tensors, whole, and keep those that are this rank's.
 
     Args:
         part: one submodule.
-        draw: gives values to its tensors; None fills them with NaN.
+        draw: gives values to its tensors.
         is_own: whether this rank is to have a tensor.
         done: tensors that another part shares and has drawn: this one draws all the same, and doesn't count.
     """
@@ -83,7 +75,7 @@ def _draw(part: nn.Module, draw: Callable[[], Any] | None, is_own: Callable[[Ten
     for name, one in before.items():
         _set(part, name, _empty_like(one))
     try:
-        (draw or partial(_fill_with_nan, part))()
+        draw()
         drawn = _tensors_of(part)
     finally:
         for name, one in before.items():
@@ -94,25 +86,8 @@ def _draw(part: nn.Module, draw: Callable[[], Any] | None, is_own: Callable[[Ten
     done |= {id(one) for one in _tensors_of(part).values()}
 
 
-def _warn_of_unknown(module: nn.Module, unknown: list[nn.Module]) -> None:
-    if unknown:
-        names = {part: name or type(part).__name__ for name, part in module.named_modules()}
-        warnings.warn(
-            f"{len(unknown)} submodules were built on the meta device and have no reset_parameters() that could give "
-            f"them values: {', '.join(names[part] for part in unknown[:8])}. They hold NaN until a checkpoint is "
-            "loaded.",
-            stacklevel=2,
-        )
-
-
 def _is_empty(tensor: Tensor) -> bool:
     return tensor.is_meta and not is_absent(tensor)
-
-
-def _children_first(module: nn.Module) -> Iterable[nn.Module]:
-    found: list[nn.Module] = []
-    module.apply(found.append)
-    return dict.fromkeys(found)  # once each, also with several parents
 
 
 def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -132,19 +107,6 @@ def _set(part: nn.Module, name: str, tensor: Any) -> None:
 def _empty_like(tensor: Tensor) -> Tensor:
     empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     return nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-
-
-def _reset_of(part: nn.Module) -> Callable[[], Any] | None:
-    for name in ("reset_parameters", "_reset_parameters"):  # the second is that of nn.MultiheadAttention
-        if callable(method := getattr(part, name, None)):
-            return method  # type: ignore[no-any-return]
-    return None
-
-
-def _fill_with_nan(part: nn.Module) -> None:
-    with torch.no_grad():
-        for tensor in _tensors_of(part).values():
-            tensor.fill_(float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0)
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
+import random
 import sys
-from collections import OrderedDict
 from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from core import ModuleError
 from core_parallel.modules import absent, forwards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from core_parallel.stages.layout import Layout
 
@@ -43,6 +43,23 @@ def check(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any], called:
         if len(applied) == len(module) and all(map(operator.is_, applied, module)):
             return
     args, kwargs = tree_map(_on_meta, (args, kwargs))
+    _compare(layout, module, args, kwargs)
+    if module.training:
+        with _lowest_draws():
+            _compare(layout, module, args, kwargs)
+
+
+@contextmanager
+def _lowest_draws() -> Iterator[None]:
+    """A context in which `random.random()` is 0: what is left out by such a draw, as a layer is, is left out now."""
+    drawn, random.random = random.random, float
+    try:
+        yield
+    finally:
+        random.random = drawn
+
+
+def _compare(layout: Layout, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     try:
         with forwards.replaced(dict.fromkeys(layout.cut.called)):
             whole = _operations(module, None, args, kwargs)
@@ -77,7 +94,7 @@ def _operations(
     eagerly: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with (
         forwards.replaced({module: forward}),
-        _without_hooks(parts),
+        forwards.without_hooks(parts),
         absent.inspecting(),
         torch.no_grad(),
         eagerly,
@@ -85,19 +102,6 @@ def _operations(
     ):
         functional_call(module, on_meta, args, kwargs)
     return recorder.operations
-
-
-@contextmanager
-def _without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A context in which modules are called without hooks, such as those that gather what lies in parts."""
-    kept = [(vars(one), name, vars(one)[name]) for one in modules for name in ("_forward_pre_hooks", "_forward_hooks")]
-    for attributes, name, _ in kept:
-        attributes[name] = OrderedDict()
-    try:
-        yield
-    finally:
-        for attributes, name, hooks in kept:
-            attributes[name] = hooks
 
 
 class _Recorder(TorchDispatchMode):

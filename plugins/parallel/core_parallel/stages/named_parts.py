@@ -52,13 +52,13 @@ def find(user: nn.Module, given: Sequence[str | Part]) -> tuple[str, nn.Module, 
         names += found
         parts += [modules[name] for name in found] if isinstance(one, str) else [one]
     for name in names:
-        if not _is_called(modules[name]):
+        if not is_called(modules[name]):
             raise ModuleError(
                 f"parts names {name!r}, a {type(modules[name]).__name__}, which is never called itself. Name what is "
                 f"in it: '{name}.*'."
             )
     owner = innermost(modules, names)
-    if not _is_called(modules[owner]):
+    if not is_called(modules[owner]):
         raise ModuleError(
             f"No module that has all of parts={names!r:.80} has a forward, and a pipeline is the call of one that "
             f"applies them. Put them in a module with a forward, and call that in the steps of {type(user).__name__}."
@@ -66,11 +66,21 @@ def find(user: nn.Module, given: Sequence[str | Part]) -> tuple[str, nn.Module, 
     return owner, modules[owner], parts
 
 
+def of_one(user: nn.Module, given: Sequence[str | Part]) -> str | None:
+    """The name of one model, whose parts are those that it says or that are planned; None if parts are named."""
+    name = given[0]
+    if len(given) > 1 or not isinstance(name, str):
+        return None
+    found = dict(user.named_modules()).get(name)
+    return name if found is not None and is_called(found) else None
+
+
 def _is_part(one: Any) -> bool:
     return isinstance(one, str) or (callable(one) and not isinstance(one, nn.Module))
 
 
-def _is_called(module: nn.Module) -> bool:
+def is_called(module: nn.Module) -> bool:
+    """True if the module has a forward."""
     return type(module).forward is not nn.Module.forward
 
 
@@ -94,6 +104,6 @@ def innermost(modules: Mapping[str, nn.Module], names: Sequence[str]) -> str:
     depth = 0
     while all(len(path) > depth and path[depth] == paths[0][depth] for path in paths):
         depth += 1
-    while depth and not _is_called(modules[".".join(paths[0][:depth])]):
+    while depth and not is_called(modules[".".join(paths[0][:depth])]):
         depth -= 1
     return ".".join(paths[0][:depth])

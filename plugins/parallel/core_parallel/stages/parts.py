@@ -9,7 +9,7 @@ from typing import cast
 from torch import nn
 
 from core import ModuleError
-from core_parallel.stages import balance, named_parts, part_times, planned_parts
+from core_parallel.stages import balance, found_blocks, named_parts, part_times, planned_parts
 from core_parallel.stages.cut import Cut, Part
 from core_parallel.stages.replay import Replay
 
@@ -27,7 +27,7 @@ def cut(
         user: has a method `pipeline()`, or one module in it has; or a config with a plan; or it is an `nn.Sequential`,
             or has one.
         num_stages: number of stages.
-        given: the parts by names in it, which count instead.
+        given: the parts by names in it, which count instead; or the name of the one of several models that is cut.
         balanced: how many parts each stage gets.
         measure: the seconds that parts take; None measures them here.
 
@@ -35,11 +35,12 @@ def cut(
         ModuleError: the parts can't be found, or not cut into so many stages.
         ConfigurationError: a name fits no module, or numbers of parts don't add up.
     """
-    if given is not None:
+    one = None if given is None else named_parts.of_one(user, given)
+    if given is not None and one is None:
         name, module, parts = named_parts.find(user, given)
         replay = None
     else:
-        name, module, parts, replay = _found(user)
+        name, module, parts, replay = _found(user, one or "")
     measure = measure or partial(part_times.measure, user)
     title, are_apart = _title(name, module), replay is not None
     stages = balance.stages(title, parts, num_stages, balanced, measure, are_apart=are_apart)
@@ -52,14 +53,17 @@ def _declaring(user: nn.Module) -> list[tuple[str, nn.Module]]:
     return [one for one in declared if not any(_is_in(one[0], other[0]) for other in declared)]
 
 
-def _found(user: nn.Module) -> tuple[str, nn.Module, list[Part], Replay | None]:
-    """The module that says its parts, or has a plan, or is a sequence."""
-    declared = _declaring(user)
-    plans = [] if declared else planned_parts.find(user)
+def _found(user: nn.Module, within: str) -> tuple[str, nn.Module, list[Part], Replay | None]:
+    """The module that says its parts, or has a plan, or is a sequence, or has blocks, in one of the user's."""
+    declared = [one for one in _declaring(user) if _is_within(one[0], within)]
+    plans = [] if declared else [one for one in planned_parts.find(user) if _is_within(one[0], within)]
+    sequences = [one for one in _sequences("", user) if _is_within(one[0], within)]
+    if not declared and not plans and len(sequences) != 1:
+        plans = found_blocks.find(user, within)
     if len(plans) == 1:
         name, module, modules = plans[0]
         return name, module, [*modules], Replay(module, _title(name, module), modules)
-    name, module = _only(user, declared or [(name, one) for name, one, _ in plans] or list(_sequences("", user)))
+    name, module = _only(user, declared or [(name, one) for name, one, _ in plans] or sequences)
     return name, module, _parts_of(name, module), None
 
 
@@ -76,8 +80,9 @@ def _only(user: nn.Module, found: list[tuple[str, nn.Module]]) -> tuple[str, nn.
         )
     names = ", ".join(repr(name) for name, _ in found)
     raise ModuleError(
-        f"{title} has several modules that could be cut: {names}. Add a method pipeline() to the one that is to be, or "
-        f"to {title} itself, that returns its parts in the order in which forward applies them."
+        f"{title} has several modules that could be cut: {names}. Name the one that is to be, as in "
+        f"parts=[{found[0][0]!r}]; all ranks have the others whole. Or add a method pipeline() to it, or to {title} "
+        "itself, that returns its parts in the order in which forward applies them."
     )
 
 
@@ -120,6 +125,10 @@ def _inner(module: nn.Module, parts: Sequence[Part]) -> nn.Module | None:
 
 def _is_in(name: str, other: str) -> bool:
     return name != other and (not other or name.startswith(other + "."))
+
+
+def _is_within(name: str, other: str) -> bool:
+    return name == other or _is_in(name, other)
 
 
 def _title(name: str, module: nn.Module) -> str:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from core import ModuleError
-from core_parallel.modules import absent, open_blocks
+from core_parallel.modules import absent, forwards, open_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+_CURE = "Use a module of your own whose pipeline() hands that on."
 _UNSEEN = ("output_hidden_states", "output_attentions", "output_router_logits")
 
 
@@ -48,6 +49,8 @@ class Replay:
         self._answer: Any = None
         self._next, self._filling = 0, float("nan")
         self._looked_at: set[int] = set()
+        self._forms: dict[Any, Any] = {}
+        self._is_looking = False
 
     def around(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the model, of which the last part's is that of `call`, with the same arguments.
@@ -61,14 +64,29 @@ class Replay:
             ModuleError: the forward does something else with its parts than its plan says.
         """
         self._refuse(args, kwargs)
+        last = len(self._parts) - 1
+        answers: list[Any] = []
 
         def answer(index: int, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            is_last = index == len(self._parts) - 1
-            return call(*args, **kwargs) if is_last else self._placeholder(index, given, named)
+            if index < last:
+                return self._of_shape(index, given, named, self._filling)
+            if not answers:
+                answers.append(call(*args, **kwargs))
+            return answers[0]
 
-        with self._answered_by(answer):
-            result = self._forward(args, kwargs)
-            self._refuse_skipped(len(self._parts))
+        def run() -> Any:
+            with self._answered_by(answer):
+                result = self._forward(args, kwargs)
+                self._refuse_skipped(last + 1)
+            return result
+
+        with self._looking(last) as looks:
+            result = run()
+            if looks and self._leaks(result, answers, run):
+                raise ModuleError(
+                    f"{self._title} computes its result also from what other parts than the last return, and "
+                    f"{self._name(last)} alone is shared by all ranks. {_CURE}"
+                )
         return result
 
     def run(self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Any) -> Any:
@@ -86,20 +104,30 @@ class Replay:
         """
         if begin:
             args, kwargs = tree_map(_detached, (args, kwargs))
-        result = self._run(begin, end, args, kwargs, arrived)
-        if begin and begin not in self._looked_at:
-            self._looked_at.add(begin)
-            self._refuse_leaks(begin, end, args, kwargs, arrived, result)
+        with self._looking(begin - 1) as looks:
+            result = self._run(begin, end, args, kwargs, arrived)
+            if begin and looks:
+                self._refuse_leaks(begin, end, args, kwargs, arrived, result)
         return result
+
+    @contextmanager
+    def _looking(self, index: int) -> Iterator[bool]:
+        """A context in which placeholders are NaN, at the first call that begins with the result of this part."""
+        self._is_looking, before = index not in self._looked_at, self._is_looking
+        self._looked_at.add(index)
+        try:
+            yield self._is_looking
+        finally:
+            self._is_looking = before
 
     def _run(self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Any) -> Any:
         results: list[Any] = []
 
         def answer(index: int, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
             if index >= end:
-                return self._of_shape(index, given, named, 0.0).clone()
+                return tree_map(_copied, self._of_shape(index, given, named, 0.0))
             if index < begin - 1:
-                return self._placeholder(index, given, named)
+                return self._of_shape(index, given, named, self._filling)
             result = arrived if index == begin - 1 else self._parts[index](*given, **named)
             if index == end - 1:
                 results.append(result)
@@ -139,28 +167,41 @@ class Replay:
             expected = self._name(self._next) if self._next < len(self._parts) else "nothing more"
             raise ModuleError(
                 f"{self._title} called its part {self._name(index)} where {expected} comes next by the plan of its "
-                "config. A pipeline calls every part once, in that order: give the model input_ids, and switch off "
-                "what skips or repeats layers."
+                "config, or as they were added. A pipeline calls every part once, in that order: give the model "
+                "input_ids, and switch off what skips or repeats layers."
             )
         self._next += 1
         return self._answer(index, args, kwargs)
 
-    def _placeholder(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A tensor of the shape that a part of another stage returns, with which nothing can be computed."""
-        first = next(one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
-        if index:
-            return first
-        return self._of_shape(index, args, kwargs, self._filling)
+    def _of_shape(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], filling: float) -> Any:
+        """Tensors like those that a part returns, with nothing in them but one number."""
+        leaves, form = tree_flatten((args, kwargs))
+        key = index, str(form), *((one.shape, one.dtype) if isinstance(one, Tensor) else _plain(one) for one in leaves)
+        if key not in self._forms:
+            self._forms[key] = self._on_meta(index, args, kwargs)
+        first = next(one for one in leaves if isinstance(one, Tensor))
 
-    def _of_shape(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], filling: float) -> Tensor:
-        """A tensor of the shape that a part returns."""
-        first = next(one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
+        def filled(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if index and not self._is_looking and (leaf.shape, leaf.dtype) == (first.shape, first.dtype):
+                return first  # nothing looks at it, and it costs nothing
+            return torch.full(
+                leaf.shape, filling if leaf.is_floating_point() else 0, dtype=leaf.dtype, device=first.device
+            )
+
+        return tree_map(filled, self._forms[key])
+
+    def _on_meta(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         part = self._parts[index]
         tensors = {**dict(part.named_parameters()), **dict(part.named_buffers())}
-        with absent.inspecting(), torch.no_grad():
-            on_meta = {name: torch.empty_like(one, device="meta") for name, one in tensors.items()}
-            made = functional_call(part, on_meta, *tree_map(_on_meta, (args, kwargs)))
-        return torch.full((), filling, dtype=made.dtype, device=first.device).expand(made.shape)
+        on_meta = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in tensors.items()}
+        args, kwargs = tree_map(_on_meta, (args, kwargs))
+        try:
+            with absent.inspecting(), forwards.without_hooks(part.modules()), torch.no_grad():
+                return functional_call(part, on_meta, args, kwargs)
+        except Exception:  # such as a layer that looks at numbers, as experts do: most return what they were given
+            return next(one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
 
     # what a plan doesn't give -----------------------------------------------------------------------------------------
 
@@ -188,28 +229,30 @@ class Replay:
     def _refuse_skipped(self, end: int) -> None:
         if self._next < end:
             raise ModuleError(
-                f"{self._title} returned without a call of {self._name(self._next)}, which the plan of its config "
-                "names. A pipeline calls every part once: switch off what skips layers."
+                f"{self._title} returned without a call of {self._name(self._next)}, which is one of its parts. "
+                "A pipeline calls every part once: switch off what skips layers."
             )
 
     def _refuse_leaks(
         self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Any, result: Any
     ) -> None:
         """Refuse a stage that computes with placeholders, which are NaN: then it needs more than the part before."""
+        if self._leaks(result, arrived, lambda: self._run(begin, end, args, kwargs, arrived)):
+            raise ModuleError(
+                f"{self._title} computes {self._name(begin)} also from results of other parts than the one before, "
+                f"{self._name(begin - 1)}, which alone travels to its rank. {_CURE}"
+            )
+
+    def _leaks(self, result: Any, arrived: Any, again: Callable[[], Any]) -> bool:
+        """True if NaN in a result comes from placeholders, since there is none with zeros in their place."""
         if not _has_nan(result) or _has_nan(arrived):
-            return
+            return False
         self._filling = 0.0
         try:
             with torch.no_grad():
-                other = self._run(begin, end, args, kwargs, arrived)
+                return not _has_nan(again())
         finally:
             self._filling = float("nan")
-        if not _has_nan(other):
-            raise ModuleError(
-                f"{self._title} computes {self._name(begin)} also from results of other parts than the one before, "
-                f"{self._name(begin - 1)}, which alone travels to its rank. Its config's plan isn't enough; use a "
-                "module of your own whose pipeline() hands them on."
-            )
 
     def _name(self, index: int) -> str:
         return repr(self._names[id(self._parts[index])])
@@ -240,7 +283,13 @@ def _copied(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
+def _plain(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, bool | int | float | str | None) else type(leaf)
+
+
 def _on_meta(leaf: Any) -> Any:
+    if hasattr(leaf, "get_seq_length"):  # a cache, which would keep what lies on meta
+        return None
     return torch.empty_like(leaf, device="meta", requires_grad=False) if isinstance(leaf, Tensor) else leaf
 
 

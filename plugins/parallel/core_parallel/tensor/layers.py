@@ -23,6 +23,8 @@ from core import ConfigurationError, ModuleError
 from core_parallel.modules import plans
 from core_parallel.modules.absent import AbsentTensor
 from core_parallel.modules.local_parameters import use_local
+from core_parallel.tensor import adapters
+from core_parallel.tensor.shared_experts import SharedExperts, summed_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -33,12 +35,36 @@ if TYPE_CHECKING:
 class ReplicatedWithSummedGradient(ParallelStyle):
     """A module that all ranks have whole, and call for different parts: such as a norm of each head."""
 
+    keeps_whole = True
+
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for part in module.modules():
             for name, parameter in part.named_parameters(recurse=False):
                 whole = distribute_tensor(parameter.detach(), device_mesh, [Replicate()], src_data_rank=None)
                 part.register_parameter(name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
         use_local(module, _to_local)
+        return module
+
+
+class LatentKeys(ParallelStyle):
+    """A layer that all ranks have whole, and whose last columns each uses for its own heads: their rotary keys.
+
+    Args:
+        width: number of these columns.
+    """
+
+    keeps_whole = True
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._width = width
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def split(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+            latent, rotary = output.tensor_split([-self._width], -1)
+            return torch.cat([latent, summed_gradient(rotary, device_mesh)], -1)
+
+        module.register_forward_hook(split)
         return module
 
 
@@ -55,9 +81,11 @@ _WORDS: dict[str, Any] = {
     "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
     "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "embedding_colwise": lambda: ColwiseParallel(output_layouts=Replicate()),
     "sequence_parallel": SequenceParallel,
     "replicated_with_grad_allreduce": ReplicatedWithSummedGradient,
 }
+_OF_EXPERTS, _OF_LATENT, _WHOLE = "moe_tp_experts", "mla_kv_a_proj", "replicate"
 _EXAMPLE = '{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
 
 
@@ -79,13 +107,21 @@ def plan(
     if any(isinstance(one, DTensor) for one in module.parameters()):
         return {}
     planned = plans.find(module, given, "tensor_parallel_plan", "base_model_tp_plan", "tensor_plan", example=_EXAMPLE)
+    shared = [name for name, word in planned.items() if word == _OF_EXPERTS]
     planned = {
-        name: word for name, word in planned.items() if not any(f"{name}.".startswith(f"{one}.") for one in experts)
+        name: word
+        for name, word in planned.items()
+        if word != _WHOLE
+        and not any(f"{name}.".startswith(f"{one}.") for one in experts)
+        and not any(name.startswith(f"{one}.") for one in shared)  # its parameters, which ranks have expert by expert
     }
     _refuse_tied(module, planned)
-    styles = {name: _style(name, word) for name, word in planned.items()}
+    _refuse_parameters(module, planned)
+    planned = adapters.inside(module, planned)
+    styles = {name: _style(module, name, word) for name, word in planned.items()}
     for name, style in styles.items():
         _check_size(name, module.get_submodule(name), style, size)
+        _check_heads(name, module, style, size)
     return styles
 
 
@@ -103,28 +139,79 @@ def cut(module: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
             parallelize_module(part, mesh, style, src_data_rank=None)
 
 
-def _style(name: str, word: Any) -> ParallelStyle:
+def _style(module: nn.Module, name: str, word: Any) -> ParallelStyle:
     if isinstance(word, ParallelStyle):
         return word
+    if word == _OF_EXPERTS:
+        return SharedExperts(name)
+    if word == _OF_LATENT:
+        return LatentKeys(_rotary_width(module, name))
     if word not in _WORDS:
+        known = ", ".join(map(repr, (*_WORDS, _OF_EXPERTS, _OF_LATENT, _WHOLE)))
         raise ConfigurationError(
-            f"The plan for {name!r} is {word!r}; expected one of torch's styles, or one of "
-            f"{', '.join(map(repr, _WORDS))}. Experts are distributed by expert=."
+            f"The plan for {name!r} is {word!r}; expected one of torch's styles, or one of {known}. Give another plan "
+            "as tensor_plan=."
         )
     style: ParallelStyle = _WORDS[word]()
     return style
 
 
+def _rotary_width(module: nn.Module, name: str) -> int:
+    owner: Any = module.get_submodule(name.rpartition(".")[0])
+    for one in (owner, getattr(owner, "config", None)):
+        if isinstance(width := getattr(one, "qk_rope_head_dim", None), int):
+            return width
+    raise ModuleError(
+        f"The plan for {name!r} is {_OF_LATENT!r}, and the module around it has no qk_rope_head_dim, nor has its "
+        "config: the number of the last columns, which every head uses. Leave the attention out of the plan."
+    )
+
+
 def _check_size(name: str, part: nn.Module, style: ParallelStyle, size: int) -> None:
     """Refuse what the ranks can't have equal parts of."""
-    weight = getattr(part, "weight", None)
-    if not isinstance(weight, torch.Tensor) or not isinstance(style, ColwiseParallel | RowwiseParallel):
+    if isinstance(style, SharedExperts):
+        style.check(part, size)
+    if not isinstance(style, ColwiseParallel | RowwiseParallel):
         return
+    if not isinstance(part, nn.Linear | nn.Embedding) or (weight := part._parameters.get("weight")) is None:
+        made = (
+            "computes its weight in each call, of the whole"
+            if isinstance(part, nn.Linear | nn.Embedding)
+            else "is none"
+        )
+        raise ModuleError(
+            f"{name!r} is to be cut by columns or rows, which torch's Linear and Embedding can be, and {made} "
+            f"({type(part).__name__}). Leave it out of the plan."
+        )
     dim = int(isinstance(style, RowwiseParallel) != isinstance(part, nn.Embedding))
     if weight.shape[dim] % size:
         raise ModuleError(
             f"{name!r} has {weight.shape[dim]} {'columns' if dim else 'rows'}, and tensor={size} doesn't divide that. "
             "Choose a size that does, or leave the layer out of the plan."
+        )
+
+
+def _check_heads(name: str, module: nn.Module, style: ParallelStyle, size: int) -> None:
+    """Refuse a projection of which a rank would have a part of a head."""
+    part, owner = module.get_submodule(name), module.get_submodule(name.rpartition(".")[0])
+    rows, width = getattr(part, "out_features", None), getattr(owner, "head_dim", None)
+    leaves_parts = isinstance(style, ColwiseParallel) and not any(one.is_replicate() for one in style.output_layouts)
+    if not leaves_parts or not isinstance(rows, int) or not isinstance(width, int) or rows % width:
+        return
+    if (heads := rows // width) % size:
+        raise ModuleError(
+            f"{name!r} has {heads} heads of {width} numbers, and tensor={size} doesn't divide {heads}: a rank would "
+            "have a part of a head. Choose a size that does, or leave this attention out of the plan."
+        )
+
+
+def _refuse_parameters(module: nn.Module, planned: Mapping[str, Any]) -> None:
+    modules = dict(module.named_modules())
+    if others := [name for name in planned if name not in modules]:
+        raise ConfigurationError(
+            f"The plan names {others[0]!r}, which is a parameter and no module, with {planned[others[0]]!r}. "
+            f"Parameters by themselves are cut in modules of experts only, which have {_OF_EXPERTS!r}. Give another "
+            "plan as tensor_plan=."
         )
 
 

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core import KINDS, ConfigurationError
-from core.cli import KINDS_BY_OPTION, paragraph, say, say_json, shown, styled, table, unknown_alias
+from core.cli import (
+    KINDS_BY_OPTION,
+    own_card,
+    paragraph,
+    say,
+    say_json,
+    shown,
+    styled,
+    table,
+    unknown_alias,
+)
 from core.registry import Registry, Status, known_aliases, listing, normalize_distribution, plugin_manager, split_name
 
 if TYPE_CHECKING:
@@ -31,6 +41,7 @@ _EXAMPLES = """\b
 Examples:
   core check ddp
   core check core-ddp --html report.html
+  core check core-acme --card core_acme/card.json
   core check ddp -k checkpoint --options '{"bucket_cap_mb": 1}'
   core check ddp --accelerator cuda --num-processes 1
 """
@@ -55,6 +66,14 @@ def _as_options(ctx: click.Context, param: click.Parameter, text: str | None) ->
 @click.option("--accelerator", metavar="NAME", help="Where it runs.  [default: the suite's choice, cpu]")
 @click.option("--num-processes", type=click.IntRange(min=1), metavar="N", help="In how many processes a strategy runs.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report, a page in one file.")
+@click.option(
+    "--card",
+    type=click.Path(path_type=Path, dir_okay=False),
+    is_flag=False,
+    flag_value="",
+    help="Keep the results in this card; without a file in your own, which `core list-strategies --proven` reads.",
+)
+@click.option("--by", default="", metavar="NAME", help="Who runs it, for the card.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the table of suites without a failure too, and tracebacks.")
 @click.pass_context
@@ -66,6 +85,8 @@ def check(
     kind: str | None,
     keyword: str,
     html: Path | None,
+    card: Path | None,
+    by: str,
     as_json: bool,
     verbose: bool,
     **attributes: Any,
@@ -82,12 +103,16 @@ def check(
         raise click.UsageError("Name a plugin, or pass --all.")
     if html is not None and not html.parent.is_dir():
         raise ConfigurationError(f"--html {html}: there is no folder {html.parent}. Make it first.")
+    if card is not None and (keyword or attributes["options"]):
+        raise ConfigurationError("A card tells of whole suites with a plugin's defaults: leave out -k and --options.")
     only = KINDS_BY_OPTION[kind] if kind else None
     plugins = _everything(only) if name is None else _named(name, only)
     given = {key: value for key, value in attributes.items() if value is not None}
     with make_progress() as progress:
         report = run(plugins, progress, keyword=keyword, attributes=given)
     _write(report, html=html, as_json=as_json, verbose=verbose)
+    if card is not None:
+        _keep(report, card, by)
     ctx.exit(int(not report.is_good))
 
 
@@ -109,6 +134,16 @@ def _write(report: CheckResult, *, html: Path | None, as_json: bool, verbose: bo
         say(f"The report is in {html}.")
     elif not report.is_good and not verbose:
         say("--verbose prints tracebacks, and --html writes them.", err=True)
+
+
+def _keep(report: CheckResult, card: Path, by: str) -> None:
+    from core_testing.cli.card import results_of, write
+
+    found = list(results_of(dataclasses.asdict(report), by=by))
+    for provider in dict.fromkeys(result["provider"] for result in found):
+        path = card if card.name else own_card(provider)
+        write(path, [result for result in found if result["provider"] == provider])
+        say(f"The card is {path}.", err=True)
 
 
 def _everything(kind: str | None) -> list[tuple[str, Spec]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from core import ConfigurationError, PluginLoadError, __version__
-from core.cli import with_article
+from core.cli import files_digest, package_folder, with_article
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -106,16 +106,19 @@ class CheckResult:
     Attributes:
         suites: one a plugin, or more.
         duration_s: in seconds.
+        files: by distribution, the digest of the files that were tested.
         date: when it ended, `"2026-01-31"`.
         versions: of core, torch, Python and the machine, by name.
     """
 
     suites: list[Suite]
     duration_s: float
+    files: dict[str, str]
     date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).date().isoformat())
     versions: dict[str, str] = field(
         default_factory=lambda: {
             "core": __version__,
+            "core-testing": version("core-testing"),
             "torch": version("torch"),
             "Python": platform.python_version(),
             "machine": f"{platform.system()} {platform.machine()}",
@@ -176,7 +179,9 @@ def run(
         raise ConfigurationError(f"No test matches -k {keyword!r}. Leave it out to see the names of all.")
     ran = {test.suite for test in tests}
     suites = [Suite(**each, tests=[test for test in tests if test.suite == each["suite"]]) for each in found]
-    return CheckResult([suite for suite in suites if suite.suite in ran], time.monotonic() - begin)
+    folders = {spec.provider: package_folder(spec.target) for _, spec in specs}
+    files = {provider: files_digest(folder) for provider, folder in folders.items() if folder is not None}
+    return CheckResult([suite for suite in suites if suite.suite in ran], time.monotonic() - begin, files)
 
 
 def _need_pytest() -> None:

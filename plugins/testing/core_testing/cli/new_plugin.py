@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from core import KINDS, ConfigurationError, __version__, near_names
 from core.cli import say
-from core.registry import CORE, Registry, is_reserved, known_aliases
+from core.registry import BY_NAME_ONLY, CORE, Registry, is_reserved, known_aliases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,6 +123,9 @@ Examples:
   core new-plugin acme                    a strategy of your own, in core-acme/
   core new-plugin acme --wraps            a strategy around a library's wrapper
   core new-plugin parquet --kind logger
+
+The package's constraints.txt says where core is until an index has it: copy
+there what `python plugins/wheels.py dist` in a checkout of core has written.
 """
 
 
@@ -178,6 +181,11 @@ def _checked(name: str, kind: str) -> str:
             f"{alias!r} is a {kind} of {taken[0]} already, and two of one name are an error where they are used. "
             f"Choose another name, such as my-{folded}."
         )
+    if distribution in {CORE, *(each for one in (*KINDS, *BY_NAME_ONLY) for each in known_aliases(one).values())}:
+        raise ConfigurationError(
+            f"{distribution} is a package of core's own, and only one of that name can be installed. "
+            f"Choose another name, such as my-{folded}."
+        )
     return alias
 
 
@@ -201,7 +209,7 @@ def _values(alias: str, kind: str, form: _PluginForm) -> dict[str, str]:
         "description": form.description,
         "usage": Template(form.usage).substitute(alias=alias),
         "bounds": bounds,
-        "requirements": ", ".join(f'"{each}"' for each in (f"core{bounds}", *form.requirements)),
+        "requirements": ", ".join(f'"{each}"' for each in (f"{CORE}{bounds}", *form.requirements)),
     }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from core import Capability, Module
+from core import Capability, CoreError, Module
 from core_testing.strategy.base import StrategySuite
 
 if TYPE_CHECKING:
@@ -105,6 +106,15 @@ class DataTests(StrategySuite):
         validated = chain.from_iterable(ranks["validated"] for ranks in self._one_a_share(found))
         assert sorted(validated) == list(range(_UNEVEN))
 
+    def test_ranks_that_share_data_have_the_same(self) -> None:
+        """Where several ranks get one share, and each makes other data, that is refused, or all get one rank's."""
+        if self.shares >= self.num_processes:
+            pytest.skip(f"{self.alias} gives each rank data of its own")
+        found = self.run(_fit_on_own_data, self.length)
+        assert all(isinstance(one, str) for one in found) or len({repr(one) for one in found}) == self.shares, (
+            "ranks of one share trained on different batches, without a word"
+        )
+
     def test_batches_are_on_the_device(self) -> None:
         """The user's step gets its batch on the rank's device, as the loader made it."""
         for modules in self._fitted(_EVEN, False):
@@ -136,6 +146,17 @@ class DataTests(StrategySuite):
 
 def _loader(num_samples: int, shuffle: bool, batch_size: int) -> DataLoader[Any]:
     return DataLoader(torch.arange(num_samples), batch_size=batch_size, shuffle=shuffle)  # type: ignore[arg-type]
+
+
+def _fit_on_own_data(rank: Rank, length: int | None) -> str | list[list[list[int]]]:
+    trainer = rank.trainer(max_epochs=1, limit_val_batches=0)
+    module = _collecting_for(trainer, length)
+    data = torch.arange(_EVEN) + _EVEN * rank.number
+    try:
+        trainer.fit(module, DataLoader(data, batch_size=_BATCH_SIZE))  # type: ignore[arg-type]
+    except CoreError as error:
+        return str(error)
+    return module.trained
 
 
 def _fit(rank: Rank, num_samples: int, shuffle: bool, batch_size: int, length: int | None = None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from core_testing.cases import ADAMW, CASES, SGD, Case
 from core_testing.marks import needs, unless
 from core_testing.networks import (
     GLOBAL_BATCH_SIZE,
+    Hooked,
     LooksUp,
     Perceptron,
     Stopped,
@@ -99,6 +100,15 @@ class TrainingTests(StrategySuite):
             if isinstance(found, str):
                 cure = "Call core.strategies.refuse_sparse_layers in setup_module."
                 assert "sparse" in found, f"rank {rank} fails, and does not name the sparse gradients: {found}\n{cure}"
+            elif rank == 0:
+                self.assert_like_one_device(found, reference(case, self.reference_accelerator, self.shares))
+
+    def test_hooks_of_parameters_are_kept_or_refused(self) -> None:
+        """A hook on a weight masks its gradient as on one device, or the weight is refused by name."""
+        case = self.adapted(Case("hooked", network=Hooked))
+        for rank, found in enumerate(self.run(_train_or_refuse, case)):
+            if isinstance(found, str):
+                assert "'first." in found, f"rank {rank} refuses, and does not say what: {found}"
             elif rank == 0:
                 self.assert_like_one_device(found, reference(case, self.reference_accelerator, self.shares))
 

@@ -1,0 +1,75 @@
+"""Cards: results of the conformance kit on a package, in a file beside its code or in a folder in the user's home."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from core.text.printable import printable
+
+if TYPE_CHECKING:
+    from core.registry import Row
+
+NAME = "card.json"
+"""The file, in the folder of a package."""
+
+
+def package_folder(target: str) -> Path | None:
+    """The folder of the package that holds what an entry point names; None if there is none. Nothing is imported."""
+    spec = find_spec(target.partition(":")[0].partition(".")[0])
+    return Path(spec.origin).parent if spec is not None and spec.origin and spec.submodule_search_locations else None
+
+
+@cache
+def files_digest(folder: Path) -> str:
+    """SHA-256 over the paths and contents of a package's files, but for its card and what Python has compiled."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    digest = hashlib.sha256()
+    for path in files:
+        if path != folder / NAME:
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{content}  {path.relative_to(folder).as_posix()}\n".encode())
+    return digest.hexdigest()
+
+
+def own_card(provider: str) -> Path:
+    """The card of a package that the user's own runs of the kit have filled."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share", "core", "cards", f"{provider}.json")
+
+
+def proof(row: Row) -> str:
+    """The newest result of an offered plugin on the installed files, and who has run it; or `"nothing"`."""
+    folder = package_folder(row.target)
+    if folder is None:
+        return "nothing"
+    others: list[str] = []
+    for path, by in ((own_card(row.provider), "rerun here"), (folder / NAME, "by its author")):
+        for each in _results(path):
+            if (each.get("kind"), each.get("alias")) == (row.kind, row.alias):
+                if each.get("files") == files_digest(folder):
+                    return _text(each, by)
+                others.append(_text(each, by))
+    return f"not of these files, {others[-1]}" if others else "nothing"
+
+
+def _text(result: dict[str, object], by: str) -> str:
+    outcomes = result.get("outcomes")
+    passed, failed, known = (outcomes.get(key, 0) if isinstance(outcomes, dict) else 0 for key in _OUTCOMES)
+    return printable(f"{passed} of {passed + failed + known}, {by}, {result.get('date')}")
+
+
+_OUTCOMES = ("passed", "failed", "xfailed")
+
+
+def _results(path: Path) -> list[dict[str, object]]:
+    """The results in a card; none if it is missing or isn't one."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["results"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []

@@ -1,0 +1,312 @@
+"""What would train wrong without a word is refused by name, or computed as on one device."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+import torch
+from axes import Step
+from axes import loader as words
+from pipelines import Net as Stages
+from pipelines import Seen
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from core import CoreError
+from core.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from core_fsdp import same_batches
+from core_parallel import MeshParallelStrategy
+from core_testing.ranks import Backend, one_device
+
+if TYPE_CHECKING:
+    from core_testing.ranks import Rank
+
+_on_two = Backend(MeshParallelStrategy, "cpu", 2, 1)
+
+
+class _Validates(Step):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("error", self.compute(batch[0]).square().mean())
+
+
+class _Fails:
+    """An attempt, and the message with which it ended."""
+
+    def __init__(self, rank: Rank, strategy: Any) -> None:
+        self.make = partial(rank.trainer, strategy, max_epochs=1, max_steps=4)
+
+    def fit(self, module: Any, *loaders: Any) -> str | None:
+        self.trainer = self.make(limit_val_batches=1.0 if len(loaders) > 1 else 0)
+        try:
+            self.trainer.fit(module, *loaders)
+        except CoreError as error:
+            return str(error)
+        return None
+
+
+class _Late(Dataset[Tensor]):
+    """Samples of which those of the third batch are another rank's own."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> Any:
+        return [torch.full((9,), 2 + self.rank * (index >= 16)), "text"]
+
+
+def _own_words(rank: Rank) -> Any:
+    draws = torch.Generator().manual_seed(rank.number)
+    return DataLoader(TensorDataset(torch.randint(0, 11, (16, 9), generator=draws)), 8)
+
+
+def _with_other_batches(rank: Rank) -> list[str | None]:
+    alike = words(8, 16)
+    fails = [_Fails(rank, MeshParallelStrategy(tensor=2)).fit(Step(), _own_words(rank))]
+    fails.append(_Fails(rank, MeshParallelStrategy(context=2)).fit(Step(), _own_words(rank)))
+    fails.append(_Fails(rank, MeshParallelStrategy(tensor=2)).fit(_Validates(), alike, _own_words(rank)))
+    inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    targets = DataLoader(TensorDataset(inputs, inputs[:, :2] + rank.number), 8)
+    for schedule in (None, "1F1B"):
+        strategy = MeshParallelStrategy(pipeline=2, schedule=schedule)
+        fails.append(_Fails(rank, strategy).fit(Stages(0.0), targets))
+    strategy = ModelParallelStrategy(tensor_parallel_size=2, data_parallel_size=1)
+    fails.append(_Fails(rank, strategy).fit(Step(), _own_words(rank)))
+    with mock.patch.object(same_batches, "EVERY", 2):
+        fails.append(_Fails(rank, MeshParallelStrategy(tensor=2)).fit(Step(), DataLoader(_Late(rank.number), 8)))
+    fails.append(_Fails(rank, MeshParallelStrategy(tensor=2)).fit(_Validates(), alike, alike))
+    fails.append(_Fails(rank, MeshParallelStrategy(data=2)).fit(Step(), _own_words(rank)))
+    return fails
+
+
+@pytest.mark.slow
+def test_ranks_that_share_their_data_have_the_same() -> None:
+    steps = ["training_step"] * 2 + ["validation_step"] + ["training_step"] * 4
+    calls, leaves = [0] * 6 + [2], [0, 0, 0, 1, 1, 0, 0]
+    for found in _on_two.run(_with_other_batches):
+        for message, step, call, leaf in zip(found, steps, calls, leaves, strict=False):
+            begins = f"Ranks 0 and 1 share their data, and were given different batches in call {call} of {step}"
+            assert message is not None
+            assert message.startswith(begins)
+            assert f"number {leaf}, a Tensor of shape" in message
+            assert "seed_everything" in message
+        assert found[7:] == [None, None]
+
+
+class _Hooked(Step):
+    """A parameter with a hook."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        mask = (torch.arange(11) > 5).double()[:, None]
+        hook = (lambda gradient: gradient * mask) if method == "register_hook" else _step
+        getattr(self.net.embed.weight, method)(hook)
+
+
+class _HookedLater(Step):
+    def configure_optimizers(self) -> Any:
+        self.net.embed.weight.register_hook(lambda gradient: gradient / 2)
+        return super().configure_optimizers()
+
+
+class _HookedAtThird(Step):
+    """A parameter with a hook from the third batch on."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            self.net.embed.weight.register_hook(lambda gradient: gradient / 2)
+
+
+def _step(parameter: Tensor) -> None:
+    with torch.no_grad():
+        parameter.add_(parameter.grad, alpha=-0.1)
+    parameter.grad = None
+
+
+def _with_hooks(rank: Rank) -> dict[str, str | None]:
+    made = {
+        "fsdp": FSDPStrategy,
+        "model parallel": partial(ModelParallelStrategy, tensor_parallel_size=2, data_parallel_size=1),
+        **{name: partial(MeshParallelStrategy, **{name: 2}) for name in ("tensor", "shard", "context", "data")},
+        "ddp": DDPStrategy,
+    }
+    found = {}
+    for name, make in made.items():
+        for method in ("register_hook", "register_post_accumulate_grad_hook"):
+            found[f"{name} {method}"] = _Fails(rank, make()).fit(_Hooked(method), words(8, 16))
+    found["fsdp later"] = _Fails(rank, FSDPStrategy()).fit(_HookedLater(), words(8, 16))
+    for name in ("fsdp", "tensor", "shard", "context"):
+        found[f"{name} at the third batch"] = _Fails(rank, made[name]()).fit(_HookedAtThird(), words(4, 32))
+    stages = Stages(0.0)
+    stages.head.weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+    found["pipeline"] = _Fails(rank, MeshParallelStrategy(pipeline=2)).fit(stages, _stage_batches())
+    return found
+
+
+def _stage_batches() -> Any:
+    inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return DataLoader(TensorDataset(inputs, inputs[:, :2]), 8)
+
+
+@pytest.mark.slow
+def test_hooks_of_parameters_are_refused_by_name_where_they_see_no_whole_gradient() -> None:
+    found = Backend(MeshParallelStrategy, "cpu", 2, 1).run(_with_hooks)[0]
+    carried = {"ddp register_hook", "data register_hook"}  # a gradient of a rank's own data, as under torch's DDP
+    assert {name for name, message in found.items() if message is None} == carried
+    for name, message in found.items():
+        expected = "'head.weight' of Net has a hook" if name == "pipeline" else r"'net.embed.weight' of \w+ has a hook"
+        assert message is None or re.match(expected, message), (name, message)
+
+
+class _Around(Step):
+    """The step calls what is in the model."""
+
+    def compute(self, words: Tensor) -> Tensor:
+        x = self.net.embed(words)
+        for block in self.net.blocks:
+            x = block(x)
+        return self.net.head(x)
+
+
+class _Kept(Step):
+    """A hook keeps hidden states beside the model, and the step uses them."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.hidden: list[Tensor] = []
+        kept: list[Tensor] = []
+        self.of_hook = self.hidden if where == "module" else None
+        self.read = lambda: (self.hidden or kept).pop()
+
+        def keep(module: nn.Module, given: Any, result: Tensor) -> None:
+            (self.hidden if where == "module" else kept).append(result)
+
+        self.net.blocks[0].register_forward_hook(keep)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        found = super().training_step(batch, batch_idx)
+        return found["loss"] + self.read().square().mean()
+
+
+def _with_context(rank: Rank) -> list[str | None]:
+    modules = (_Around(), _Kept("module"), _Kept("closure"))
+    return [_Fails(rank, MeshParallelStrategy(context=2)).fit(one, words(8, 16)) for one in modules]
+
+
+def test_context_that_is_not_applied_or_that_a_hook_looks_into_is_refused() -> None:
+    around, *kept = _on_two.run(_with_context)[0]
+    assert around is not None
+    assert around.startswith("The step called neither _Around nor Net, whose sequence context= cuts")
+    assert all(one is not None and "keeps a tensor with a graph" in one for one in kept), kept
+
+
+class _TimeFirst(Stages):
+    """Recurrent layers on (time, batch), and a mask between positions."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        del self.embed, self.blocks, self.head, self.temperature
+        self.embed, self.first, self.second = nn.Embedding(5, 4), nn.LSTM(4, 4), nn.LSTM(4, 4)
+        self.head = nn.Linear(4, 5)
+        self.double()
+
+    @staticmethod
+    def result(given: Any) -> Any:
+        return given[0]
+
+    def pipeline(self) -> list[Any]:
+        return [self.embed, self.first, self.result, self.second, self.result, self.head]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.first(self.embed(x))[0])[0])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = functional.cross_entropy(self(batch[0].t()).flatten(0, 1), batch[0].t().flatten())
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+
+class _Mixes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, given: Any) -> Any:
+        x, mask = given
+        return torch.softmax(mask, -1) @ self.layer(x), mask
+
+
+class _Masked(Stages):
+    """A mask between positions, as many as there are samples, goes through the stages."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        del self.embed, self.blocks, self.head, self.temperature
+        self.embed, self.blocks, self.head = nn.Embedding(5, 4), nn.ModuleList([_Mixes(), _Mixes()]), nn.Linear(4, 5)
+        self.double()
+
+    def begin(self, x: Tensor, mask: Tensor) -> Any:
+        return self.embed(x), mask
+
+    @staticmethod
+    def first(given: Any) -> Any:
+        return given[0]
+
+    def pipeline(self) -> list[Any]:
+        return [self.begin, *self.blocks, self.first, self.head]
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        given = self.begin(x, mask)
+        for block in self.blocks:
+            given = block(given)
+        return self.head(self.first(given))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        ids, mask = batch
+        loss = functional.cross_entropy(self(ids, mask).flatten(0, 1), ids.flatten())
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+
+def _masked_batches(size: int) -> Any:
+    ids = torch.randint(0, 5, (size, size), generator=torch.Generator().manual_seed(1))
+    return DataLoader([[ids, torch.full((size, size), -torch.inf).double().triu(1)]] * 2, batch_size=None)  # type: ignore[arg-type]
+
+
+def _batches_of_time(length: int) -> Any:
+    return DataLoader(TensorDataset(torch.randint(0, 5, (16, length), generator=torch.Generator().manual_seed(1))), 8)
+
+
+_AXES = {
+    "time": (_TimeFirst, partial(_batches_of_time, 6)),
+    "as long as the batch": (_TimeFirst, partial(_batches_of_time, 8)),
+    "mask": (_Masked, partial(_masked_batches, 4)),
+}
+
+
+def _losses(rank: Rank, *, alone: bool) -> dict[str, list[float]]:
+    found = {}
+    for name, (make, batches) in _AXES.items():
+        for options in [{}] if alone else [{}, {"microbatches": 2, "schedule": "1F1B"}]:
+            seen = Seen()
+            strategy = None if alone else MeshParallelStrategy(pipeline=2, **options)
+            trainer = rank.trainer(strategy, max_epochs=1, callbacks=seen, limit_val_batches=0)
+            trainer.fit(make(), batches())
+            found[f"{name} {options}"] = seen.steps
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+def test_samples_are_not_the_dim_that_is_as_long_by_accident() -> None:
+    expected = one_device("cpu").run(partial(_losses, alone=True))[0]
+    for name, steps in _on_two.run(partial(_losses, alone=False))[0].items():
+        right = expected[f"{name.partition(' {')[0]} {{}}"]
+        assert steps == pytest.approx(right, abs=1e-12), name

@@ -1,0 +1,12 @@
+"""torchmetrics, imported by the first test that uses it: it takes 4 s, which every process that collects would spend.
+
+Import it in the parent of ranks that are forked, or each of them does.
+"""
+
+import importlib
+
+
+def __getattr__(name):
+    if name.startswith(("_", "pytest")):  # pytest asks every object of a module whether it is a test
+        raise AttributeError(name)
+    return getattr(importlib.import_module("torchmetrics"), name)

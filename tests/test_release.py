@@ -1,0 +1,150 @@
+"""The release command: refused where something disagrees, built twice and equal, and what `core doctor` compares."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from core import __version__
+from core.cli.doctor import examine_release
+
+ROOT = Path(__file__).parents[1]
+PROJECT = """\
+[project]
+name = "{name}"
+license = "Apache-2.0"
+dependencies = {dependencies}
+{more}
+"""
+
+
+@pytest.fixture
+def release(monkeypatch, tmp_path):
+    """The module, on sources of a core and a plugin that are ready."""
+    monkeypatch.syspath_prepend(str(ROOT / "plugins"))
+    import release
+    import wheels
+
+    def write(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    more = '[project.entry-points."core.strategies"]\nacme = "core_acme:Acme"'
+    write("pyproject.toml", PROJECT.format(name="core-training", dependencies='["torch>=2.9"]', more=""))
+    write("core/_version.py", '__version__ = "0.3.1"\n')
+    dependencies = '["core-training>=0.3,<0.4"]'
+    write("plugins/acme/pyproject.toml", PROJECT.format(name="core-acme", dependencies=dependencies, more=more))
+    write("plugins/acme/core_acme/_version.py", '__version__ = "0.1.7"\n')
+    write("docs/support.md", "| `acme` | core-acme | CPU |\n")
+    write("CHANGELOG.md", "## 0.3.1 (2026-01-31)\n")
+    write("changelog/README.md", "")
+    for module in (release, wheels):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    release.write = write
+    yield release
+    for name in ("release", "wheels"):
+        del sys.modules[name]
+
+
+def test_what_is_ready_is_released(release):
+    assert [*release.disagreements()] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "words"),
+    [
+        ("core/_version.py", '__version__ = "0.4.0"\n', "requires core-training>=0.3,<0.4, and this is 0.4.0"),
+        ("core/_version.py", '__version__ = "0.3.2"\n', "no dated entry for 0.3.2"),
+        ("CHANGELOG.md", "## 0.3.1 (unreleased)\n", "no dated entry for 0.3.1"),
+        ("changelog/+new.bugfix.md", "Something.\n", "1 fragments in changelog/ are in no entry yet"),
+        ("docs/support.md", "", "docs/support.md has no row of core-acme"),
+        (
+            "plugins/acme/pyproject.toml",
+            PROJECT.format(name="core-acme", dependencies='["core-training>=0.3"]', more=""),
+            "its upper bound is the next minor release",
+        ),
+    ],
+)
+def test_what_disagrees_is_refused(release, path, text, words):
+    release.write(path, text)
+    assert any(words in problem for problem in release.disagreements())
+
+
+def test_builds_that_differ_are_named(release, tmp_path):
+    for place, text in (("first", "a"), ("second", "b")):
+        release.write(f"{place}/same.whl", "")
+        release.write(f"{place}/other.whl", text)
+    release.write("second/more.whl", "")
+    assert release.differences(tmp_path / "first", tmp_path / "second") == ["more.whl", "other.whl", "other.whl"]
+
+
+@pytest.mark.slow
+def test_a_release_is_built_twice_and_found_again_where_it_is_installed(tmp_path):
+    if not (ROOT / ".git").exists():
+        pytest.skip("a release is built of a commit")
+    dist = tmp_path / "dist"
+    command = [sys.executable, ROOT / "plugins" / "release.py", dist, "--draft"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    number = len([*ROOT.glob("plugins/*/pyproject.toml")]) + 1
+    assert f"{number} distributions, built twice and equal" in done.stdout
+    wheel = next(dist.glob("index/core_ddp-*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name.partition("/")[2] for name in archive.namelist() if ".dist-info/" in name}
+        (sbom,) = [name for name in archive.namelist() if name.endswith("sboms/sbom.cdx.json")]
+        parts = json.loads(archive.read(sbom))
+    assert "licenses/LICENSE" in names
+    assert parts["metadata"]["component"]["name"] == "core-ddp"
+    assert [part["name"] for part in parts["components"]] == ["core-training", "torch"]
+    assert 'path = "index/core_ddp-' in (dist / "pylock.toml").read_text()
+    assert f"core-ddp @ {(dist / 'index').as_uri()}/core_ddp-" in (dist / "constraints.txt").read_text()
+    squatted = ["--find-links", squatter(tmp_path / "squatter"), "core-ddp"]
+    assert installed(tmp_path / "theirs", *squatted) == ["core_ddp-99.0.dist-info"], "pip takes the highest version"
+    ours = installed(tmp_path / "site", "-c", dist / "constraints.txt", *squatted)
+    assert ours == [wheel.name.replace("-py3-none-any.whl", ".dist-info")], "the constraints name the file"
+    found = verified(dist / "release.json", tmp_path / "site")
+    assert re.fullmatch(r"its \d+ files are those of 0\.\d+\.\d+", found["release core-ddp"][1])
+    (tmp_path / "site" / "core_ddp" / "late.py").write_text("changed = True\n")
+    state, detail = verified(dist / "release.json", tmp_path / "site")["release core-ddp"]
+    assert (state, detail) == ("broken", "not as released: core_ddp/late.py. Install it again.")
+
+
+def squatter(folder):
+    """A folder with a core-ddp that isn't ours, of a version above all of ours."""
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "core_ddp-99.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("core_ddp-99.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: core-ddp\nVersion: 99.0\n")
+        wheel.writestr(
+            "core_ddp-99.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr("core_ddp-99.0.dist-info/RECORD", "")
+    return folder
+
+
+def installed(folder, *arguments):
+    """What pip has installed into a folder, without an index."""
+    options = ["--quiet", "--no-index", "--no-deps", "--target", folder]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, *arguments], check=True)
+    return [path.name for path in folder.glob("*.dist-info")]
+
+
+def verified(path, site):
+    """What `core doctor` finds where the folder comes first: state and detail by subject."""
+    command = [sys.executable, "-P", "-m", "core", "doctor", "--json", "--verify", path]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True)
+    return {row["subject"]: (row["state"], row["detail"]) for row in json.loads(done.stdout)}
+
+
+def test_another_version_is_told(tmp_path):
+    path = tmp_path / "release.json"
+    path.write_text(json.dumps({"core-training": {"version": "99.0", "files": {}}, "core-none": {}}))
+    found = [(finding.subject, finding.state, finding.detail) for finding in examine_release(path)]
+    assert found == [
+        ("release core-training", "broken", f"{__version__} is installed, and the release has 99.0"),
+        ("release", "absent", "not installed: core-none"),
+    ]

@@ -1,0 +1,36 @@
+"""The workflows of this repository, and those that `core new-plugin` writes: valid, and without a known weakness."""
+
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ZIZMOR = next(path.locate() for path in distribution("zizmor").files or () if path.name == "zizmor")
+CORE = [sys.executable, "-P", "-m", "core"]
+
+
+@pytest.fixture(params=["ours", "of a new plugin"])
+def workflows(request, tmp_path):
+    if request.param == "ours":
+        return ROOT / ".github" / "workflows"
+    subprocess.run([*CORE, "new-plugin", "acme"], cwd=tmp_path, check=True, capture_output=True)
+    return tmp_path / "core-acme" / ".github" / "workflows"
+
+
+def test_workflows_follow_their_schema(workflows):
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]
+    done = subprocess.run([*command, *sorted(workflows.glob("*.yml"))], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_workflows_have_no_weakness_that_is_known(workflows):
+    done = subprocess.run([ZIZMOR, "--offline", "--quiet", workflows], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_workflows_have_no_rights_but_those_of_a_job(workflows):
+    for path in workflows.glob("*.yml"):
+        assert "\npermissions: {}\n" in path.read_text(encoding="utf-8"), path

@@ -73,6 +73,7 @@ class MeshStrategy(FSDPStrategy):
         expert_plan: Sequence[str] | Mapping[str, Any] | None,
         context_attention: Attention,
         context_dim: int,
+        context_loss: str,
         options: Mapping[str, Any],
     ) -> None:
         """End of construction: take what `MeshParallelStrategy` was given for the axes, beside options of shards.
@@ -85,7 +86,9 @@ class MeshStrategy(FSDPStrategy):
         self._tensor_plan, self._expert_plan = tensor_plan, expert_plan
         if context_attention not in ("ulysses", "gather"):
             raise ConfigurationError(f"context_attention={context_attention!r}: expected 'ulysses' or 'gather'.")
-        self._context_options = (context_attention, context_dim)
+        if context_loss not in ("whole", "local"):
+            raise ConfigurationError(f"context_loss={context_loss!r}: expected 'whole' or 'local'.")
+        self._context_options, self._joins = (context_attention, context_dim), context_loss == "whole"
         self._contexts: dict[nn.Module, list[Context]] = {}
         self._began = 0
         self._local: list[nn.Module] = []
@@ -387,7 +390,7 @@ class MeshStrategy(FSDPStrategy):
             return []
         if own not in self._contexts:
             given = (group, *self._context_options, self._draw_apart, self._deciding())
-            self._contexts[own] = [Context(one, own, *given) for one in called]
+            self._contexts[own] = [Context(one, own, *given, joins=self._joins) for one in called]
         return self._contexts[own]
 
     def _deciding(self) -> tuple[ProcessGroup | None, torch.device]:

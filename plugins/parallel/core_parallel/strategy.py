@@ -91,6 +91,7 @@ class MeshParallelStrategy(MeshStrategy):
         expert_plan: Sequence[str] | Mapping[str, Any] | None = None,
         context_attention: Literal["ulysses", "gather"] = "ulysses",
         context_dim: int = 1,
+        context_loss: Literal["whole", "local"] = "whole",
         parts: Sequence[str | Callable[..., Any]] | None = None,
         balance: Literal["parameters", "time"] | Sequence[int] = "parameters",
         microbatches: int | Literal["auto"] = "auto",
@@ -116,6 +117,8 @@ class MeshParallelStrategy(MeshStrategy):
             context_attention: what is exchanged so that attention sees the whole sequence: `"ulysses"` exchanges heads,
                 whose number `context` divides; `"gather"` keys and values.
             context_dim: of the tensors that the model is given and returns, the one that is the sequence.
+            context_loss: `"whole"` gives all ranks what the model returns; with `"local"` each keeps its own positions,
+                such as logits, of which the step takes `cross_entropy` with whole labels.
             parts: names of a pipeline's modules in the order in which they are applied, for a model that has no
                 `pipeline()`; `*` stands for one part of a name. Functions may stand between them. Or the one
                 of several models that is cut, by its name.
@@ -141,6 +144,7 @@ class MeshParallelStrategy(MeshStrategy):
             expert_plan=expert_plan,
             context_attention=context_attention,
             context_dim=context_dim,
+            context_loss=context_loss,
             options=options,
         )
         self._parts, self._balance = named_parts.parse(parts), balances.parse(balance)

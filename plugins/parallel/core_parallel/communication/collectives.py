@@ -27,6 +27,12 @@ def gather(part: Tensor, dim: int, group: Any) -> Tensor:
     return whole
 
 
+def add_up(term: Tensor, group: Any) -> Tensor:
+    """All ranks. The sum of all terms, with which all do the same; the gradient is `size` times the term's own."""
+    total: Tensor = _AddUp.apply(term, group)  # type: ignore[no-untyped-call]  # torch's
+    return total
+
+
 def swap(tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
     """All ranks. A tensor that was in parts along one dim, and is along another; its gradient goes the way back."""
     swapped: Tensor = _Swap.apply(tensor, cut_dim, joined_dim, group)  # type: ignore[no-untyped-call]  # torch's
@@ -82,6 +88,21 @@ class _Gather(_Join):
         received = torch.empty_like(parts)
         dist.all_to_all_single(received, parts, group=ctx.group)
         return received.sum(0), None, None
+
+
+class _AddUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, term: Tensor, group: Any) -> Tensor:
+        """Add up."""
+        ctx.group = group
+        total = term.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The term's own, so large that the average over ranks is the sum of all."""
+        return gradients[0] * ctx.group.size(), None
 
 
 class _Swap(torch.autograd.Function):

@@ -1,9 +1,10 @@
-"""Attention of a part of the sequence, which sees the whole of it."""
+"""Attention of a part of the sequence, which sees the whole of it, and losses, which are those of the whole."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -13,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from core import ModuleError
 from core_parallel.communication import collectives
-from core_parallel.context import masks
+from core_parallel.context import losses, masks
+from core_parallel.context.sequence_part import SequencePart
 
 if TYPE_CHECKING:
     from typing import Self
@@ -26,10 +28,14 @@ _DRAWS = frozenset(
 
 
 class Caught(TorchFunctionMode):
-    """A context in which attention sees the whole sequence.
+    """A context in which attention sees the whole sequence, and a loss is that of the whole sequence.
 
-    It is a mode, for attention under any name, and stands in the place of torch's function as well: a mode sees nothing
+    It is a mode, for functions under any name, and stands in the place of torch's functions as well: a mode sees nothing
     of what backward computes again.
+
+    Attributes:
+        length: of this rank's part.
+        has_losses: a loss was computed.
     """
 
     def __init__(self, group: Any, attention: Attention, length: int) -> None:
@@ -37,23 +43,28 @@ class Caught(TorchFunctionMode):
         self._group, self._attention, self.length = group, attention, length
         self._learns = torch.is_grad_enabled()
         self._is_attending = False
-        self._replaced: list[Any] = []
+        self.has_losses, self._is_losing = False, False
+        self._replaced: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
-        self._replaced.append(functional.scaled_dot_product_attention)
-        functional.scaled_dot_product_attention = self.attend
+        answers = {"scaled_dot_product_attention": self.attend}
+        answers |= {one.__name__: partial(self._lose, one) for one in losses.BY_POSITION}
+        self._replaced.append({name: getattr(functional, name) for name in answers})
+        vars(functional).update(answers)
         super().__enter__()  # type: ignore[no-untyped-call]  # torch's
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
-        functional.scaled_dot_product_attention = self._replaced.pop()
+        vars(functional).update(self._replaced.pop())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result, with attention in our way."""
         kwargs = kwargs or {}
         if func is _ATTENTION and not self._is_attending:
             return self.attend(*args, **kwargs)
+        if func in losses.BY_POSITION and not self._is_losing:
+            return self._lose(func, *args, **kwargs)
         result = func(*args, **kwargs)
         if func in _DRAWS and result.numel() == 1 and not result.is_meta:  # whether a layer is dropped, not which place
             dist.broadcast(result, group=self._group, group_src=0)
@@ -69,6 +80,17 @@ class Caught(TorchFunctionMode):
             return self._attend(query, *args, **kwargs)
         finally:
             self._is_attending, functional.scaled_dot_product_attention = False, replaced
+
+    def _lose(self, loss: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """All ranks of the group. The loss of all positions, of which each rank gives its own."""
+        given = losses.bound(loss, args, kwargs)
+        if self._is_losing or given["input"].is_meta or isinstance(given["input"], SequencePart):
+            return loss(*args, **kwargs)  # type: ignore[no-any-return]
+        self._is_losing = self.has_losses = True  # one of these functions may call another
+        try:
+            return losses.of_all(loss, given, self._group)
+        finally:
+            self._is_losing = False
 
     def _attend(
         self,

@@ -20,7 +20,8 @@ from core import ModuleError
 from core_parallel.communication import collectives
 from core_parallel.context import masks, ways_at_cuts
 from core_parallel.context.attention import Attention, Caught
-from core_parallel.context.masks_of_transformers import WholeMasks
+from core_parallel.context.transformers_functions import TransformersFunctions
+from core_parallel.context.sequence_part import SequencePart, Span
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import forwards, graphs, own_state
 from core_parallel.modules.check_keys import CheckKeys, agreed
@@ -50,6 +51,7 @@ class Context:
         dim: of the tensors that the module is given, which is the sequence.
         draws: makes a context in which a rank draws random numbers of its own.
         deciding: the group of all ranks that communicate in the call, and its device: they compare together.
+        joins: all ranks get the whole result; else each keeps the positions that it has computed.
 
     Attributes:
         is_running: a call is under way.
@@ -67,6 +69,8 @@ class Context:
         dim: int,
         draws: Callable[[], AbstractContextManager[Any]],
         deciding: tuple[Any, torch.device] | None = None,
+        *,
+        joins: bool = True,
     ) -> None:
         self._user = user
         self.module, self._group, self._attention, self._dim, self._draws = module, group, attention, dim, draws
@@ -75,10 +79,10 @@ class Context:
         self._deciding = deciding or (None, None)
         self._keys, self._own_keys = CheckKeys(module), CheckKeys(module)
         self._answer: Callable[..., Any] | None = None
-        self._masks = WholeMasks(module, group, attention)
+        self._functions = TransformersFunctions(module, group, attention)
         self.apart: Apart | None = None
         self.is_running, self.length, self.turn = False, 0, 0
-        self._compares = True
+        self._compares, self._joins = True, joins
 
     def __call__(self, forward: Any, args: Any, kwargs: Any) -> Any:
         """All ranks of the group. The result of the module's forward for the whole sequence."""
@@ -158,11 +162,11 @@ class Context:
             self._answer = None
 
     @contextmanager
-    def caught(self) -> Iterator[None]:
+    def caught(self) -> Iterator[Caught]:
         """A context in which attention sees the whole sequence, as in the newest call."""
         caught = Caught(self._group, self._attention, self.length)
-        with self._masks.of(self.length), caught if self.apart is None else self.apart.around(caught):
-            yield
+        with self._functions.of(self.length), caught if self.apart is None else self.apart.around(caught):
+            yield caught
 
     def _run(self, forward: Any, args: Any, kwargs: Any) -> Any:
         length = self._length((args, kwargs))
@@ -172,14 +176,14 @@ class Context:
         self.is_running, self.length, self.turn = True, length // self._size, next(_turns)
         try:
             draws = self._draws() if self.module.training else nullcontext()
-            with self.caught(), draws, RecordedLogs().instead_of(self.module):
+            with self.caught() as caught, draws, RecordedLogs().instead_of(self.module):
                 result = forward(*args, **kwargs)
         finally:
             self.is_running = False
         if looks:
             self._is_looked_at = True
             graphs.refuse_kept(self._user.named_modules(), before)
-        return tree_map(lambda leaf: self._whole(leaf, length), result)
+        return tree_map(lambda leaf: self._whole(leaf, length, caught.has_losses), result)
 
     def _length(self, given: Any) -> int:
         """The length of the sequence: of the first tensor that has that dim."""
@@ -212,16 +216,18 @@ class Context:
         ]
         return tree_unflatten(own, form)
 
-    def _whole(self, leaf: Any, length: int) -> Any:
-        if not isinstance(leaf, Tensor):
+    def _whole(self, leaf: Any, length: int, has_losses: bool) -> Any:
+        if not isinstance(leaf, Tensor) or (has_losses and leaf.ndim == 0):
             return leaf
         if leaf.ndim <= self._dim or leaf.shape[self._dim] != length // self._size:
             raise ModuleError(
                 f"{type(self.module).__name__} returned a tensor of shape {tuple(leaf.shape)}, whose dim {self._dim} "
                 f"isn't the {length // self._size} positions of this rank: what it was made of is unknown. Return "
-                "values by position, and compute losses and means of them in the step."
+                "values by position, or a loss by cross_entropy; compute other losses and means in the step."
             )
-        return collectives.join(leaf, self._dim, self._group)
+        if self._joins:
+            return collectives.join(leaf, self._dim, self._group)
+        return SequencePart(leaf, Span(self._dim, self._rank * self.length, length), self._group)
 
     def ways(self, given: Any) -> frozenset[int]:
         """The ways in which samples meet the cuts, for a key."""
@@ -273,14 +279,15 @@ class Context:
         return tree_flatten(run(*given))[0]
 
     def _refuse_differing(self, found: list[Any], expected: list[Any]) -> None:
-        for one, other in zip(found, expected, strict=True):
+        for result, other in zip(found, expected, strict=True):
+            one = result.whole() if isinstance(result, SequencePart) else result
             if isinstance(one, Tensor) and not _are_close(one, other):
                 raise ModuleError(
                     f"{type(self.module).__name__} computes other values where each of {self._size} ranks has a part "
                     f"of the sequence (they differ by {float((one - other).abs().max()):.2g}). Positions must be an "
                     "argument, such as position_ids, and not follow from the length that forward sees; only "
                     "scaled_dot_product_attention may look at other positions, without a window and without a border "
-                    "of packed samples."
+                    "of packed samples. A loss inside is by cross_entropy, of labels that were shifted before the call."
                 )
 
     def _run_a_part(self, forward: Any, args: Any, kwargs: Any) -> Any:
@@ -368,6 +375,8 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 def _are_close(one: Tensor, other: Tensor) -> bool:
     if not one.is_floating_point():
         return torch.equal(one, other)
+    if torch.equal(one.isnan(), other.isnan()):  # such as the loss of a sample in which all labels are ignored
+        one, other = one.nan_to_num(), other.nan_to_num()
     tolerance = max(1e-6, 64 * torch.finfo(one.dtype).eps)
     scale = float(other.abs().max())
     return float((one - other).abs().max()) <= tolerance * max(scale, 1e-12)

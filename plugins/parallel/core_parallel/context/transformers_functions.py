@@ -1,4 +1,4 @@
-"""The masks that models of transformers make inside, of padding, packed samples and windows."""
+"""What models of transformers make inside: masks of padding, packed samples and windows, and shifted labels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from core import ModuleError
 from core_parallel.communication import collectives
@@ -19,14 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _MAKER = "transformers.masking_utils"
+_LOSSES = "transformers.loss.loss_utils"
+_IGNORED = -100
 _BY_POSITION = ("attention_mask", "position_ids", "block_sequence_ids")
 _OWN_RULES = ("or_mask_function", "and_mask_function")
 
 
-class WholeMasks:
-    """The functions by which a model of transformers makes masks, given the whole sequence.
+class TransformersFunctions:
+    """The functions by which a model of transformers makes masks and shifts labels, given the whole sequence.
 
-    They stand under their names in the files of models, such as `create_causal_mask`, and are replaced there.
+    They stand under their names in the files of models, such as `create_causal_mask`, and in the table of losses, and
+    are replaced there.
 
     Args:
         module: the model.
@@ -43,10 +47,14 @@ class WholeMasks:
             for name, one in owner.items()
             if name.startswith("create_") and "recurrent" not in name and getattr(one, "__module__", "") == _MAKER
         ]
+        table = sys.modules[_LOSSES].LOSS_MAPPING if _LOSSES in sys.modules else {}
+        self._places += [
+            (table, name, one, self._shifted(one)) for name, one in table.items() if one.__name__ == "ForCausalLMLoss"
+        ]
 
     @contextmanager
     def of(self, length: int) -> Iterator[None]:
-        """A context in which masks are those of the whole sequence.
+        """A context in which masks and labels are those of the whole sequence.
 
         Args:
             length: of this rank's part of it.
@@ -79,6 +87,21 @@ class WholeMasks:
                 return make(**given)
             with self._of_own_rows():
                 return make(**given)
+
+        return call
+
+    def _shifted(self, lose: Callable[..., Any]) -> Callable[..., Any]:
+        """A loss of the next word, of which the last one of a rank's part is the first of the next rank's."""
+        names = list(signature(lose).parameters)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            labels = given.get("labels")
+            is_part = isinstance(labels, Tensor) and not labels.is_meta and labels.shape[-1] == self._length
+            if is_part and given.get("shift_labels") is None:
+                whole = functional.pad(collectives.gather(labels, -1, self._group), (0, 1), value=_IGNORED)
+                given["shift_labels"] = whole.narrow(-1, self._group.rank() * self._length + 1, self._length).contiguous()
+            return lose(**given)
 
         return call
 

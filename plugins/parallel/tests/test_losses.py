@@ -1,0 +1,214 @@
+"""Losses under a cut sequence: inside the model and in the step, of parts and of the whole, equal those of one device."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from axes import WIDTH, WORDS, Net, on_mesh
+from torch import Tensor, nn
+from torch.nn import functional
+
+from core import ConfigurationError, ModuleError
+from core_parallel import MeshParallelStrategy
+
+if TYPE_CHECKING:
+    from core_testing.ranks import Rank
+
+SAMPLES, LENGTH = 3, 8
+
+
+def _words() -> Tensor:
+    return torch.randint(0, WORDS, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def _next_words() -> Tensor:
+    """Labels, shifted; of the second sample the first rank has none, and of the third the last."""
+    labels = functional.pad(_words(), (0, 1), value=-100)[:, 1:].contiguous()
+    labels[1, : LENGTH // 2] = labels[2, LENGTH // 2 :] = -100
+    return labels
+
+
+class _Losing(nn.Module):
+    """A model that returns what it computes by position, or its loss of the next words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.head = Net(), nn.Linear(WORDS, WORDS, bias=False)
+
+    def forward(self, words: Tensor, places: Tensor, form: str = "", labels: Tensor | None = None) -> Any:
+        hidden = self.net(words, places)
+        if not form:
+            return hidden
+        logits = self.head(hidden)
+        if labels is None:
+            return logits
+        forms = {
+            "mean": lambda: nn.CrossEntropyLoss()(logits.flatten(0, 1), labels.flatten()),
+            "sum": lambda: functional.cross_entropy(logits.transpose(1, 2), labels, reduction="sum") / 7,
+            "linear": lambda: functional.linear_cross_entropy(
+                hidden.flatten(0, 1), self.head.weight, labels.flatten(), label_smoothing=0.1
+            ),
+            "checkpoint": lambda: torch.utils.checkpoint.checkpoint(
+                lambda some: functional.cross_entropy(self.head(some).flatten(0, 1), labels.flatten()),
+                hidden,
+                use_reentrant=False,
+            ),
+        }
+        return forms[form](), logits
+
+
+def _inside(form: str) -> Any:
+    return lambda model, words, places: model(words, places, form, _next_words())[0]
+
+
+def _mean(model: Any, words: Tensor, places: Tensor) -> Tensor:
+    logits = model(words, places, "logits")
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+
+
+def _weighted(model: Any, words: Tensor, places: Tensor) -> Tensor:
+    logits = model(words, places, "logits").permute(0, 2, 1)
+    return nn.CrossEntropyLoss(weight=torch.arange(1.0, WORDS + 1).double())(logits, _next_words())
+
+
+def _sum_of_two(model: Any, words: Tensor, places: Tensor) -> Tensor:
+    logits, labels = model(words, places, "logits"), _next_words()
+    one = functional.cross_entropy(logits.float().double()[..., 1:, :].reshape(-1, WORDS), labels[:, 1:].reshape(-1))
+    other = functional.nll_loss((logits / 2).log_softmax(-1).transpose(1, 2), labels, reduction="sum")
+    return one + other / 5
+
+
+def _linear(model: Any, words: Tensor, places: Tensor) -> Tensor:
+    hidden, weight = model(words, places), getattr(model, "module", model).head.weight
+    return functional.linear_cross_entropy(hidden.view(-1, WORDS), weight, _next_words().flatten())
+
+
+_STEPS = {
+    **{form: _inside(form) for form in ("mean", "sum", "linear", "checkpoint")},
+    **{"in the step": _mean, "weighted": _weighted, "of two": _sum_of_two, "linear in the step": _linear},
+}
+
+
+def _differences(rank: Rank) -> dict[str, float]:
+    """By how much the loss and the gradients of each step differ from those of one device."""
+    found = {}
+    for name, step in _STEPS.items():
+        fabric = rank.fabric()
+        torch.manual_seed(0)
+        model = _Losing().double()
+        whole = copy.deepcopy(model)
+        given = _words(), torch.arange(LENGTH).expand(SAMPLES, -1)
+        loss, expected = step(fabric.setup(model), *given), step(whole, *given)
+        fabric.backward(loss)
+        expected.backward()
+        pairs = [(loss, expected)]
+        pairs += [
+            (one.grad, other.grad)
+            for one, other in zip(model.parameters(), whole.parameters(), strict=True)
+            if other.grad is not None
+        ]
+        found[name] = max(float((one - other).detach().abs().max()) for one, other in pairs)
+        fabric.teardown()
+    return found
+
+
+@pytest.mark.parametrize("kept", ["whole", "local"])
+def test_losses_are_those_of_one_device(kept: str) -> None:
+    for found in on_mesh(2, 1, context=2, context_loss=kept).run(_differences):
+        assert max(found.values()) < 1e-14, found
+
+
+class _Wrong(_Losing):
+    def forward(self, words: Tensor, places: Tensor, form: str = "", labels: Tensor | None = None) -> Any:
+        logits = super().forward(words, places, "logits")
+        if form == "shift":
+            return functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+        loss = functional.cross_entropy(logits.flatten(0, 1), words.flatten())
+        return loss + logits.square().mean()
+
+
+def _refusal(rank: Rank, form: str) -> str:
+    with pytest.raises(ModuleError) as caught:
+        rank.fabric().setup(_Wrong())(_words(), torch.arange(LENGTH).expand(SAMPLES, -1), form)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["shift", "mean beside"])
+def test_what_else_a_loss_inside_looks_at_is_refused(form: str) -> None:
+    for error in on_mesh(2, 1, context=2).run(_refusal, form):
+        assert "by cross_entropy, of labels that were shifted before the call" in error
+
+
+def _uses(rank: Rank) -> list[Any]:
+    model = rank.fabric().setup(_Losing().double())
+    words, places = _words(), torch.arange(LENGTH).expand(SAMPLES, -1)
+    logits = model(words, places, "logits")
+    assert (logits.shape, logits.dtype) == ((SAMPLES, LENGTH, WORDS), torch.float64)
+    assert logits.requires_grad and logits.local().shape == (SAMPLES, LENGTH // 2, WORDS)
+    assert torch.equal(logits.argmax(-1), logits.whole().argmax(-1))
+    assert torch.equal(logits[:, 3:7].whole(), logits.whole()[:, 3:7])
+    assert torch.equal(logits.flatten(0, 1).whole(), logits.whole().flatten(0, 1))
+    refused = []
+    uses = {
+        "mean": lambda: logits.mean(),
+        "add": lambda: logits + torch.ones(WORDS),
+        "numpy": lambda: logits.detach().numpy(),
+        "item": lambda: logits[0, 0, 0].item(),
+        "cat": lambda: torch.cat([logits, logits]),
+        "part": lambda: functional.cross_entropy(logits.flatten(0, 1), words.flatten()[: SAMPLES * LENGTH // 2]),
+        "none": lambda: functional.cross_entropy(logits.flatten(0, 1), words.flatten(), reduction="none"),
+    }
+    for name, use in uses.items():
+        with pytest.raises(ModuleError, match=r"with context_loss='local'|must be of the whole sequence"):
+            use()
+        refused.append(name)
+    return refused
+
+
+def test_only_what_is_right_is_done_with_a_part() -> None:
+    for refused in on_mesh(2, 1, context=2, context_loss="local").run(_uses):
+        assert len(refused) == 7
+
+
+def test_an_unknown_word_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=re.escape("context_loss='parts': expected 'whole' or 'local'")):
+        MeshParallelStrategy(context=2, context_loss="parts")  # type: ignore[arg-type]  # wrong
+
+
+def _llama() -> Any:
+    import transformers
+
+    sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": 32, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
+
+
+def _losses_of_llama(rank: Rank) -> dict[str, float]:
+    """As `_differences`. The library computes losses in 32 bits."""
+    found = {}
+    places = torch.arange(LENGTH).expand(SAMPLES, -1)
+    for name, kwargs in {"mean": {}, "items": {"num_items_in_batch": torch.tensor(17)}}.items():
+        fabric = rank.fabric()
+        torch.manual_seed(0)
+        model = _llama()
+        whole = copy.deepcopy(model)
+        given = {"input_ids": _words(), "position_ids": places, "labels": _next_words(), "use_cache": False, **kwargs}
+        loss, expected = fabric.setup(model)(**given).loss, whole(**given).loss
+        fabric.backward(loss)
+        expected.backward()
+        pairs = [(loss, expected)]
+        pairs += [(one.grad, two.grad) for one, two in zip(model.parameters(), whole.parameters(), strict=True)]
+        found[name] = max(float((one - two).detach().abs().max()) for one, two in pairs)
+        fabric.teardown()
+    return found
+
+
+@pytest.mark.slow
+def test_labels_of_transformers_are_shifted_over_the_cut() -> None:
+    pytest.importorskip("transformers")
+    for found in on_mesh(2, 1, context=2, context_loss="local").run(_losses_of_llama):
+        assert max(found.values()) < 1e-6, found

@@ -1,4 +1,4 @@
-"""Losses under a cut sequence: inside the model and in the step, of parts and of the whole, equal those of one device."""
+"""Losses of a cut sequence, inside the model and in the step, equal those of one device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from axes import WIDTH, WORDS, Net, on_mesh
+from axes import WIDTH, WORDS, Net, assert_equals_one_device, on_mesh
+from combined import difference
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -46,7 +47,7 @@ class _Losing(nn.Module):
         logits = self.head(hidden)
         if labels is None:
             return logits
-        forms = {
+        forms: dict[str, Any] = {
             "mean": lambda: nn.CrossEntropyLoss()(logits.flatten(0, 1), labels.flatten()),
             "sum": lambda: functional.cross_entropy(logits.transpose(1, 2), labels, reduction="sum") / 7,
             "linear": lambda: functional.linear_cross_entropy(
@@ -72,7 +73,7 @@ def _mean(model: Any, words: Tensor, places: Tensor) -> Tensor:
 
 def _weighted(model: Any, words: Tensor, places: Tensor) -> Tensor:
     logits = model(words, places, "logits").permute(0, 2, 1)
-    return nn.CrossEntropyLoss(weight=torch.arange(1.0, WORDS + 1).double())(logits, _next_words())
+    return functional.cross_entropy(logits, _next_words(), weight=torch.arange(1.0, WORDS + 1).double())
 
 
 def _sum_of_two(model: Any, words: Tensor, places: Tensor) -> Tensor:
@@ -122,6 +123,32 @@ def test_losses_are_those_of_one_device(kept: str) -> None:
         assert max(found.values()) < 1e-14, found
 
 
+_WINDOW = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "max_steps": 4}
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    ("sizes", "num_processes", "data_parallel_size"),
+    [
+        ({"context": 2}, 2, 1),
+        pytest.param({"context": 2, "data": 2}, 4, 2, marks=pytest.mark.slow),
+        pytest.param({"context": 2, "tensor": 2}, 4, 1, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_steps_on_parts_equal_one_device(sizes: dict[str, Any], num_processes: int, data_parallel_size: int) -> None:
+    mesh = on_mesh(num_processes, data_parallel_size, context_loss="local", **sizes)
+    assert_equals_one_device(mesh, **_WINDOW)
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize("schedule", [None, "1F1B"])
+def test_pipelines_of_parts_equal_one_device(schedule: str | None) -> None:
+    mesh = {"context": 2, "pipeline": 2, "schedule": schedule, "context_loss": "local"}
+    assert difference(mesh, 4, _WINDOW) < 1e-12
+
+
 class _Wrong(_Losing):
     def forward(self, words: Tensor, places: Tensor, form: str = "", labels: Tensor | None = None) -> Any:
         logits = super().forward(words, places, "logits")
@@ -148,12 +175,13 @@ def _uses(rank: Rank) -> list[Any]:
     words, places = _words(), torch.arange(LENGTH).expand(SAMPLES, -1)
     logits = model(words, places, "logits")
     assert (logits.shape, logits.dtype) == ((SAMPLES, LENGTH, WORDS), torch.float64)
-    assert logits.requires_grad and logits.local().shape == (SAMPLES, LENGTH // 2, WORDS)
+    assert logits.requires_grad
+    assert logits.local().shape == (SAMPLES, LENGTH // 2, WORDS)
     assert torch.equal(logits.argmax(-1), logits.whole().argmax(-1))
     assert torch.equal(logits[:, 3:7].whole(), logits.whole()[:, 3:7])
     assert torch.equal(logits.flatten(0, 1).whole(), logits.whole().flatten(0, 1))
     refused = []
-    uses = {
+    uses: dict[str, Any] = {
         "mean": lambda: logits.mean(),
         "add": lambda: logits + torch.ones(WORDS),
         "numpy": lambda: logits.detach().numpy(),
@@ -182,8 +210,8 @@ def test_an_unknown_word_is_refused() -> None:
 def _llama() -> Any:
     import transformers
 
-    sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": 32, "max_position_embeddings": 64}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
+    sizes: Any = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": 32, "max_position_embeddings": 64}
+    heads: Any = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
 
 

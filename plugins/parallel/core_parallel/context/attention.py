@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -30,8 +30,8 @@ _DRAWS = frozenset(
 class Caught(TorchFunctionMode):
     """A context in which attention sees the whole sequence, and a loss is that of the whole sequence.
 
-    It is a mode, for functions under any name, and stands in the place of torch's functions as well: a mode sees nothing
-    of what backward computes again.
+    It is a mode, for functions under any name, and stands in the place of torch's functions as well: a mode sees
+    nothing of what backward computes again.
 
     Attributes:
         length: of this rank's part.

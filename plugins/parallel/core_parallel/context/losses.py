@@ -64,7 +64,9 @@ def _summed(loss: Callable[..., Any], given: Mapping[str, Any]) -> Tensor:
 
 def _number(loss: Callable[..., Any], given: Mapping[str, Any]) -> Tensor:
     """The number by which the mean divides: of positions that aren't ignored, or their classes' weights."""
-    values, target, weight = given["input"], given["target"], given.get("weight")
+    values: Tensor = given["input"]
+    target: Tensor = given["target"]
+    weight: Tensor | None = given.get("weight")
     dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
     if target.is_floating_point():  # probabilities of classes
         number_of_classes = target.shape[1 if target.ndim > 1 else 0]
@@ -74,4 +76,3 @@ def _number(loss: Callable[..., Any], given: Mapping[str, Any]) -> Tensor:
     if weight is None:
         return counted.sum().to(dtype)
     return weight[target[counted]].sum().to(dtype)
-

@@ -7,6 +7,7 @@ Models", 2023; Dubey et al., "The Llama 3 Herd of Models", 2024, which gathers k
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from core import ModuleError
 from core_parallel.communication import collectives
 from core_parallel.context import masks, ways_at_cuts
 from core_parallel.context.attention import Attention, Caught
-from core_parallel.context.transformers_functions import TransformersFunctions
 from core_parallel.context.sequence_part import SequencePart, Span
+from core_parallel.context.transformers_functions import TransformersFunctions
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import forwards, graphs, own_state
 from core_parallel.modules.check_keys import CheckKeys, agreed
@@ -117,7 +118,7 @@ class Context:
         random_state = random.getstate()
         try:
             with own_state.kept(self.module) as before, torch.no_grad():
-                self._run(forward, args, kwargs)
+                self._run(forward, args, kwargs, joins=False)
                 in_parts = own_state.take(self.module)
                 places = self._of_all(own_state.changed(before, in_parts))
             if not places:
@@ -168,7 +169,7 @@ class Context:
         with self._functions.of(self.length), caught if self.apart is None else self.apart.around(caught):
             yield caught
 
-    def _run(self, forward: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, forward: Any, args: Any, kwargs: Any, *, joins: bool = True) -> Any:
         length = self._length((args, kwargs))
         args, kwargs = self._cut((args, kwargs), length)
         looks = torch.is_grad_enabled() and not self._is_looked_at
@@ -183,7 +184,9 @@ class Context:
         if looks:
             self._is_looked_at = True
             graphs.refuse_kept(self._user.named_modules(), before)
-        return tree_map(lambda leaf: self._whole(leaf, length, caught.has_losses), result)
+        return tree_map(
+            lambda leaf: self._whole(leaf, length, joins=joins and self._joins, has_losses=caught.has_losses), result
+        )
 
     def _length(self, given: Any) -> int:
         """The length of the sequence: of the first tensor that has that dim."""
@@ -216,7 +219,7 @@ class Context:
         ]
         return tree_unflatten(own, form)
 
-    def _whole(self, leaf: Any, length: int, has_losses: bool) -> Any:
+    def _whole(self, leaf: Any, length: int, *, joins: bool, has_losses: bool) -> Any:
         if not isinstance(leaf, Tensor) or (has_losses and leaf.ndim == 0):
             return leaf
         if leaf.ndim <= self._dim or leaf.shape[self._dim] != length // self._size:
@@ -225,7 +228,7 @@ class Context:
                 f"isn't the {length // self._size} positions of this rank: what it was made of is unknown. Return "
                 "values by position, or a loss by cross_entropy; compute other losses and means in the step."
             )
-        if self._joins:
+        if joins:
             return collectives.join(leaf, self._dim, self._group)
         return SequencePart(leaf, Span(self._dim, self._rank * self.length, length), self._group)
 
@@ -259,8 +262,8 @@ class Context:
                 if training and self._compare_training(forward, args, kwargs):
                     return
                 with _evaluating(self.module):
-                    found = self._flat(self._run_a_part, forward, args, kwargs)
-                    self._refuse_differing(found, self._flat(self._run_whole, forward, args, kwargs))
+                    expected = self._own_of_whole(forward, args, kwargs)
+                    self._refuse_differing(self._run_a_part(forward, args, kwargs), expected)
         finally:
             random.setstate(random_state)
 
@@ -268,31 +271,54 @@ class Context:
         """All ranks of the group. Compare as in training, without dropout; False if forward draws anything else."""
         with NoDropout():
             before = random_states(self.module)
-            whole = self._flat(self._run_whole, forward, args, kwargs)
+            expected = self._own_of_whole(forward, args, kwargs)
             if random_states(self.module) != before:
                 return False
-            found = self._flat(self._run_a_part, forward, args, kwargs)
-        self._refuse_differing(found, whole)
+            found = self._run_a_part(forward, args, kwargs)
+        self._refuse_differing(found, expected)
         return True
 
-    def _flat(self, run: Callable[..., Any], *given: Any) -> list[Any]:
-        return tree_flatten(run(*given))[0]
+    def _own_of_whole(self, forward: Any, args: Any, kwargs: Any) -> list[tuple[Any, float]]:
+        """What a call on the whole sequence gives for this rank's positions, and the largest value of all."""
+        length = self._length((args, kwargs))
 
-    def _refuse_differing(self, found: list[Any], expected: list[Any]) -> None:
-        for result, other in zip(found, expected, strict=True):
-            one = result.whole() if isinstance(result, SequencePart) else result
-            if isinstance(one, Tensor) and not _are_close(one, other):
-                raise ModuleError(
-                    f"{type(self.module).__name__} computes other values where each of {self._size} ranks has a part "
-                    f"of the sequence (they differ by {float((one - other).abs().max()):.2g}). Positions must be an "
-                    "argument, such as position_ids, and not follow from the length that forward sees; only "
-                    "scaled_dot_product_attention may look at other positions, without a window and without a border "
-                    "of packed samples. A loss inside is by cross_entropy, of labels that were shifted before the call."
-                )
+        def own(leaf: Any) -> tuple[Any, float]:
+            if not isinstance(leaf, Tensor):
+                return leaf, 0.0
+            largest = float(torch.linalg.vector_norm(leaf, torch.inf)) if leaf.is_floating_point() else 0.0
+            largest = 0.0 if math.isnan(largest) else largest
+            if leaf.ndim > self._dim and leaf.shape[self._dim] == length:
+                leaf = collectives.cut(leaf, self._dim, self._group)  # a copy, so that the whole is let go
+            return leaf, largest
+
+        return [own(leaf) for leaf in tree_leaves(self._run_whole(forward, args, kwargs))]
+
+    def _refuse_differing(self, found: Any, expected: list[tuple[Any, float]]) -> None:
+        """All ranks of the group, each with its own positions."""
+        spread = 0.0
+        for result, (other, largest) in zip(tree_leaves(found), expected, strict=True):
+            one = result.local() if isinstance(result, SequencePart) else result
+            if isinstance(one, Tensor) and not _are_close(one, other, largest):
+                spread = max(float((one - other).abs().max()), spread, torch.finfo(torch.float32).tiny)
+        if spread := self._largest(spread):
+            raise ModuleError(
+                f"{type(self.module).__name__} computes other values where each of {self._size} ranks has a part "
+                f"of the sequence (they differ by {spread:.2g}). Positions must be an argument, such as position_ids, "
+                "and not follow from the length that forward sees; only scaled_dot_product_attention may look at other "
+                "positions, without a window and without a border of packed samples. A loss inside is by "
+                "cross_entropy, of labels that were shifted before the call."
+            )
+
+    def _largest(self, number: float) -> float:
+        """All ranks that communicate in the call. The largest of their numbers, NaN as infinity."""
+        group, device = self._deciding
+        numbers = torch.tensor([torch.inf if math.isnan(number) else number], device=device)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group if group is None else group)
+        return float(numbers)
 
     def _run_a_part(self, forward: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return self._run(forward, args, kwargs)
+            return self._run(forward, args, kwargs, joins=False)
         except RuntimeError as error:
             raise ModuleError(
                 f"{error} Each of {self._size} ranks called {type(self.module).__name__} with a part of dim "
@@ -372,11 +398,12 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             part.training = was
 
 
-def _are_close(one: Tensor, other: Tensor) -> bool:
+def _are_close(one: Tensor, other: Tensor, largest: float = 0.0) -> bool:
+    """True if they differ by a part of the largest value, theirs or a larger one that is given."""
     if not one.is_floating_point():
         return torch.equal(one, other)
     if torch.equal(one.isnan(), other.isnan()):  # such as the loss of a sample in which all labels are ignored
         one, other = one.nan_to_num(), other.nan_to_num()
     tolerance = max(1e-6, 64 * torch.finfo(one.dtype).eps)
-    scale = float(other.abs().max())
+    scale = max(largest, float(other.abs().max()))
     return float((one - other).abs().max()) <= tolerance * max(scale, 1e-12)

@@ -63,14 +63,15 @@ class Span:
             number: of positions of this rank.
         """
         apart = whole.unflatten(dim, (self.num_samples, self.length))
-        return apart.narrow(dim + 1, self.start, number).flatten(dim, dim + 1)
+        own: Tensor = apart.narrow(dim + 1, self.start, number).flatten(dim, dim + 1)
+        return own
 
 
 class SequencePart(Tensor):
     """The values of a whole sequence, of which this rank has its own positions.
 
-    It has the shape of the whole. Functions that work position by position, slices of positions, and cross entropy do as
-    with the whole; others are an error. A rank never has the values of others, unless all call `whole`.
+    It has the shape of the whole. Functions that work position by position, slices of positions, and cross entropy do
+    as with the whole; others are an error. A rank never has the values of others, unless all call `whole`.
     """
 
     _part: Tensor
@@ -88,11 +89,11 @@ class SequencePart(Tensor):
         """
         shape = list(part.shape)
         shape[span.dim] = span.num_samples * span.length
-        made: SequencePart = Tensor._make_wrapper_subclass(cls, shape, dtype=part.dtype, device=part.device)  # type: ignore[attr-defined]
+        made: SequencePart = Tensor._make_wrapper_subclass(cls, shape, dtype=part.dtype, device=part.device)
         made._part, made._span, made._group = part, span, group
         return made
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch's is untyped
         """Say what it is."""
         return f"SequencePart(shape={tuple(self.shape)}, of which this rank has {tuple(self._part.shape)})"
 
@@ -202,7 +203,7 @@ class SequencePart(Tensor):
         return self._with(self._part.permute(order), replace(self._span, dim=order.index(self._span.dim)))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch's takes what is called by name
         """Refuse what comes around `__torch_function__`."""
         raise _refused(func)
 
@@ -235,8 +236,8 @@ def _loss(loss: Callable[..., Any], given: dict[str, Any]) -> Tensor:
     expected = span.num_samples * span.length
     if dim >= target.ndim or target.shape[dim] != expected:
         raise ModuleError(
-            f"{loss.__name__} of values for {expected} positions got a target of shape {tuple(target.shape)}. It must be "
-            "of the whole sequence."
+            f"{loss.__name__} of values for {expected} positions got a target of shape {tuple(target.shape)}. It must "
+            "be of the whole sequence."
         )
     number = part.shape[span.dim] // span.num_samples
     own = {**given, "input": part, "target": span.of(target, dim, number)}

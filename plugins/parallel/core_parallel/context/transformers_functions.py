@@ -96,11 +96,13 @@ class TransformersFunctions:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
-            labels = given.get("labels")
-            is_part = isinstance(labels, Tensor) and not labels.is_meta and labels.shape[-1] == self._length
-            if is_part and given.get("shift_labels") is None:
+            labels: Any = given.get("labels")
+            is_given = given.get("shift_labels") is not None or not isinstance(labels, Tensor) or labels.is_meta
+            if not is_given and labels.shape[-1] == self._length:
                 whole = functional.pad(collectives.gather(labels, -1, self._group), (0, 1), value=_IGNORED)
-                given["shift_labels"] = whole.narrow(-1, self._group.rank() * self._length + 1, self._length).contiguous()
+                given["shift_labels"] = whole.narrow(
+                    -1, self._group.rank() * self._length + 1, self._length
+                ).contiguous()
             return lose(**given)
 
         return call

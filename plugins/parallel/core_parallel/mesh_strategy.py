@@ -74,6 +74,7 @@ class MeshStrategy(FSDPStrategy):
         context_attention: Attention,
         context_dim: int,
         context_loss: str,
+        tensor_loss: str,
         options: Mapping[str, Any],
     ) -> None:
         """End of construction: take what `MeshParallelStrategy` was given for the axes, beside options of shards.
@@ -86,8 +87,10 @@ class MeshStrategy(FSDPStrategy):
         self._tensor_plan, self._expert_plan = tensor_plan, expert_plan
         if context_attention not in ("ulysses", "gather"):
             raise ConfigurationError(f"context_attention={context_attention!r}: expected 'ulysses' or 'gather'.")
-        if context_loss not in ("whole", "local"):
-            raise ConfigurationError(f"context_loss={context_loss!r}: expected 'whole' or 'local'.")
+        for name, word in {"context_loss": context_loss, "tensor_loss": tensor_loss}.items():
+            if word not in ("whole", "local"):
+                raise ConfigurationError(f"{name}={word!r}: expected 'whole' or 'local'.")
+        self._keeps_logits = tensor_loss == "local"
         self._context_options, self._joins = (context_attention, context_dim), context_loss == "whole"
         self._contexts: dict[nn.Module, list[Context]] = {}
         self._began = 0
@@ -105,6 +108,16 @@ class MeshStrategy(FSDPStrategy):
             raise ConfigurationError(
                 f"{owner} lays out its own mesh of data, shard and further axes, and takes neither device_mesh nor "
                 "replicas: use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'."
+            )
+        if self._keeps_logits and self._given["pipeline"] != 1:
+            raise ConfigurationError(
+                f"{owner}(tensor_loss='local') isn't there yet with a pipeline, whose ranks share what the model "
+                "returns. Leave it out."
+            )
+        if self._keeps_logits and self._given["context"] != 1 and self._joins:
+            raise ConfigurationError(
+                f"{owner}(tensor_loss='local') leaves logits in parts, and context_loss='whole' joins them. Give "
+                "context_loss='local' too."
             )
         asked = {name for name, value in options.items() if value not in (None, False, "units")}
         unused = [name for name in _OF_SHARDS if name in asked]
@@ -304,7 +317,10 @@ class MeshStrategy(FSDPStrategy):
     def _planned(self, module: nn.Module, found: Sequence[expert_modules.ExpertModule]) -> dict[str, ParallelStyle]:
         """The styles in which layers of a whole module are cut. Each rank of a tensor group has its experts whole."""
         size = self.sizes.tensor
-        return layers.plan(module, self._tensor_plan, size, {one.name for one in found}) if size > 1 else {}
+        if size == 1:
+            return {}
+        names = {one.name for one in found}
+        return layers.plan(module, self._tensor_plan, size, names, keeps_logits=self._keeps_logits)
 
     def _planned_experts(self, module: nn.Module) -> list[expert_modules.ExpertModule]:
         """The experts of a whole module that are to be distributed."""

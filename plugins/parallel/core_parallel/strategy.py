@@ -88,6 +88,7 @@ class MeshParallelStrategy(MeshStrategy):
         context: sizes.Size = 1,
         expert: sizes.Size = 1,
         tensor_plan: Mapping[str, Any] | None = None,
+        tensor_loss: Literal["whole", "local"] = "whole",
         expert_plan: Sequence[str] | Mapping[str, Any] | None = None,
         context_attention: Literal["ulysses", "gather"] = "ulysses",
         context_dim: int = 1,
@@ -112,6 +113,8 @@ class MeshParallelStrategy(MeshStrategy):
                 `"auto"` is all of them.
             tensor_plan: how layers are cut, by their names, in transformers' words (`"colwise"`, `"rowwise"`, ...) or
                 torch's styles. None asks the model, and its config.
+            tensor_loss: `"whole"` gives all ranks the logits of all words; with `"local"` each keeps those of its own,
+                which a head cut by `"colwise_gather_output"` computes, and the step takes `cross_entropy` of them.
             expert_plan: names of the modules whose parameters are experts; `*` stands for one part of a name. None asks
                 the model, and its config, and else recognizes modules of experts.
             context_attention: what is exchanged so that attention sees the whole sequence: `"ulysses"` exchanges heads,
@@ -141,6 +144,7 @@ class MeshParallelStrategy(MeshStrategy):
         self._lay_axes(
             {**axes, "expert": expert},
             tensor_plan=tensor_plan,
+            tensor_loss=tensor_loss,
             expert_plan=expert_plan,
             context_attention=context_attention,
             context_dim=context_dim,

@@ -202,15 +202,75 @@ def test_only_what_is_right_is_done_with_a_part() -> None:
         assert len(refused) == 7
 
 
-def test_an_unknown_word_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=re.escape("context_loss='parts': expected 'whole' or 'local'")):
-        MeshParallelStrategy(context=2, context_loss="parts")  # type: ignore[arg-type]  # wrong
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"context": 2, "context_loss": "parts"}, "context_loss='parts': expected 'whole' or 'local'"),
+        ({"tensor": 2, "pipeline": 2, "tensor_loss": "local"}, "tensor_loss='local') isn't there yet with a pipeline"),
+        ({"tensor": 2, "context": 2, "tensor_loss": "local"}, "Give context_loss='local' too."),
+    ],
+    ids=str,
+)
+def test_options_are_refused(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(error)):
+        MeshParallelStrategy(**options)
+
+
+class _Vocabulary(nn.Module):
+    """Net with a vocabulary that two ranks can share, cut with its embedding."""
+
+    tensor_parallel_plan = {
+        **{f"net.{name}": word for name, word in Net.tensor_parallel_plan.items()},
+        "net.embed": "embedding_rowwise",
+        "net.head": "colwise_gather_output",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+        self.net.embed, self.net.head = nn.Embedding(12, WIDTH), nn.Linear(WIDTH, 12)
+
+    def forward(self, words: Tensor, places: Tensor) -> Any:
+        return self.net(words, places)
+
+
+def _of_vocabulary(model: Any, words: Tensor, places: Tensor) -> Any:
+    logits, labels = model(words, places), _next_words()
+    one = functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, :-1].flatten())
+    other = functional.cross_entropy(logits.transpose(1, 2) / 2, labels, reduction="sum", label_smoothing=0.1)
+    return [one, other / 5, nn.CrossEntropyLoss()(logits.float().double().view(-1, 12), labels.view(-1))]
+
+
+def _differences_of_vocabulary(rank: Rank) -> list[float]:
+    fabric = rank.fabric()
+    torch.manual_seed(0)
+    model = _Vocabulary().double()
+    whole = copy.deepcopy(model)
+    given = _words(), torch.arange(LENGTH).expand(SAMPLES, -1)
+    ready = fabric.setup(model)
+    losses, expected = _of_vocabulary(ready, *given), _of_vocabulary(whole, *given)
+    fabric.backward(torch.stack(losses).sum())
+    torch.stack(expected).sum().backward()
+    pairs: list[Any] = list(zip(losses, expected, strict=True))
+    for one, other in zip(model.parameters(), whole.parameters(), strict=True):
+        pairs.append((getattr(one.grad, "full_tensor", lambda grad=one.grad: grad)(), other.grad))
+    return [float((one - other).detach().abs().max()) for one, other in pairs]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_processes"),
+    [({"tensor": 2}, 2), pytest.param({"tensor": 2, "context": 2, "context_loss": "local"}, 4, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_words_are_cut_over_ranks(sizes: dict[str, Any], num_processes: int) -> None:
+    for found in on_mesh(num_processes, 1, tensor_loss="local", **sizes).run(_differences_of_vocabulary):
+        assert max(found) < 1e-14, found
 
 
 def _llama() -> Any:
     import transformers
 
-    sizes: Any = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": 32, "max_position_embeddings": 64}
+    sizes: Any = {"vocab_size": 12, "hidden_size": WIDTH, "intermediate_size": 32, "max_position_embeddings": 64}
     heads: Any = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
 
@@ -219,7 +279,8 @@ def _losses_of_llama(rank: Rank) -> dict[str, float]:
     """As `_differences`. The library computes losses in 32 bits."""
     found = {}
     places = torch.arange(LENGTH).expand(SAMPLES, -1)
-    for name, kwargs in {"mean": {}, "items": {"num_items_in_batch": torch.tensor(17)}}.items():
+    cases: dict[str, Any] = {"mean": {}, "items": {"num_items_in_batch": torch.tensor(17)}}
+    for name, kwargs in cases.items():
         fabric = rank.fabric()
         torch.manual_seed(0)
         model = _llama()
@@ -229,14 +290,18 @@ def _losses_of_llama(rank: Rank) -> dict[str, float]:
         fabric.backward(loss)
         expected.backward()
         pairs = [(loss, expected)]
-        pairs += [(one.grad, two.grad) for one, two in zip(model.parameters(), whole.parameters(), strict=True)]
+        for one, two in zip(model.parameters(), whole.parameters(), strict=True):
+            pairs.append((getattr(one.grad, "full_tensor", lambda grad=one.grad: grad)(), two.grad))
         found[name] = max(float((one - two).detach().abs().max()) for one, two in pairs)
         fabric.teardown()
     return found
 
 
 @pytest.mark.slow
-def test_labels_of_transformers_are_shifted_over_the_cut() -> None:
+@pytest.mark.parametrize(
+    "sizes", [{"context": 2, "context_loss": "local"}, {"tensor": 2, "tensor_loss": "local"}], ids=str
+)
+def test_models_of_transformers_take_labels(sizes: dict[str, Any]) -> None:
     pytest.importorskip("transformers")
-    for found in on_mesh(2, 1, context=2, context_loss="local").run(_losses_of_llama):
+    for found in on_mesh(2, 1, **sizes).run(_losses_of_llama):
         assert max(found.values()) < 1e-6, found

@@ -33,6 +33,12 @@ def add_up(term: Tensor, group: Any) -> Tensor:
     return total
 
 
+def sum_alike(term: Tensor, group: Any) -> Tensor:
+    """All ranks. The sum of all terms, with which all do the same; the gradient is the term's own."""
+    total: Tensor = _SumAlike.apply(term, group)  # type: ignore[no-untyped-call]  # torch's
+    return total
+
+
 def swap(tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
     """All ranks. A tensor that was in parts along one dim, and is along another; its gradient goes the way back."""
     swapped: Tensor = _Swap.apply(tensor, cut_dim, joined_dim, group)  # type: ignore[no-untyped-call]  # torch's
@@ -103,6 +109,13 @@ class _AddUp(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """The term's own, so large that the average over ranks is the sum of all."""
         return gradients[0] * ctx.group.size(), None
+
+
+class _SumAlike(_AddUp):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """As it is: every rank has the gradient of the whole."""
+        return gradients[0], None
 
 
 class _Swap(torch.autograd.Function):

@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from core import ModuleError
 from core_parallel.communication import collectives
-from core_parallel.context import losses, masks
-from core_parallel.context.sequence_part import SequencePart
+from core_parallel.context import losses_of_positions, masks
+from core_parallel.modules import losses
 
 if TYPE_CHECKING:
     from typing import Self
@@ -84,11 +84,11 @@ class Caught(TorchFunctionMode):
     def _lose(self, loss: Any, *args: Any, **kwargs: Any) -> Tensor:
         """All ranks of the group. The loss of all positions, of which each rank gives its own."""
         given = losses.bound(loss, args, kwargs)
-        if self._is_losing or given["input"].is_meta or isinstance(given["input"], SequencePart):
+        if self._is_losing or given["input"].is_meta:
             return loss(*args, **kwargs)  # type: ignore[no-any-return]
         self._is_losing = self.has_losses = True  # one of these functions may call another
         try:
-            return losses.of_all(loss, given, self._group)
+            return losses_of_positions.of_all(loss, given, self._group)
         finally:
             self._is_losing = False
 

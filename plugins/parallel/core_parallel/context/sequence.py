@@ -21,12 +21,13 @@ from core import ModuleError
 from core_parallel.communication import collectives
 from core_parallel.context import masks, ways_at_cuts
 from core_parallel.context.attention import Attention, Caught
-from core_parallel.context.sequence_part import SequencePart, Span
+from core_parallel.context.sequence_part import Positions, SequencePart
 from core_parallel.context.transformers_functions import TransformersFunctions
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import forwards, graphs, own_state
 from core_parallel.modules.check_keys import CheckKeys, agreed
 from core_parallel.modules.comparing import NoDropout, no_constants, random_states
+from core_parallel.modules.parted_tensor import PartedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -230,7 +231,7 @@ class Context:
             )
         if joins:
             return collectives.join(leaf, self._dim, self._group)
-        return SequencePart(leaf, Span(self._dim, self._rank * self.length, length), self._group)
+        return SequencePart(leaf, Positions(self._dim, self._rank * self.length, length), self._group)
 
     def ways(self, given: Any) -> frozenset[int]:
         """The ways in which samples meet the cuts, for a key."""
@@ -279,10 +280,11 @@ class Context:
         return True
 
     def _own_of_whole(self, forward: Any, args: Any, kwargs: Any) -> list[tuple[Any, float]]:
-        """What a call on the whole sequence gives for this rank's positions, and the largest value of all."""
+        """The result of a call on the whole sequence for this rank's positions, and its largest value."""
         length = self._length((args, kwargs))
 
         def own(leaf: Any) -> tuple[Any, float]:
+            leaf = _local(leaf)
             if not isinstance(leaf, Tensor):
                 return leaf, 0.0
             largest = float(torch.linalg.vector_norm(leaf, torch.inf)) if leaf.is_floating_point() else 0.0
@@ -297,7 +299,7 @@ class Context:
         """All ranks of the group, each with its own positions."""
         spread = 0.0
         for result, (other, largest) in zip(tree_leaves(found), expected, strict=True):
-            one = result.local() if isinstance(result, SequencePart) else result
+            one = _local(result)
             if isinstance(one, Tensor) and not _are_close(one, other, largest):
                 spread = max(float((one - other).abs().max()), spread, torch.finfo(torch.float32).tiny)
         if spread := self._largest(spread):
@@ -384,6 +386,13 @@ def in_parts(contexts: Sequence[Context]) -> Iterator[None]:
     answers = {one.module: answering(one, one.module.forward) for one in contexts}
     with forwards.replaced(answers):
         yield
+
+
+def _local(value: Any) -> Any:
+    """The values that this rank has, of one that may lie in parts along several axes."""
+    while isinstance(value, PartedTensor):
+        value = value.local()
+    return value
 
 
 @contextmanager

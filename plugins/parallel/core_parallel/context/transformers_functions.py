@@ -1,4 +1,4 @@
-"""What models of transformers make inside: masks of padding, packed samples and windows, and shifted labels."""
+"""Functions inside models of transformers: for masks of padding, packed samples and windows, and shifted labels."""
 
 from __future__ import annotations
 

@@ -73,6 +73,18 @@ def _of_configs(module: nn.Module, of_config: str) -> dict[str, Any]:
     return planned
 
 
+def of_classes(module: nn.Module) -> dict[str, Any]:
+    """The plans of classes of transformers for what a config's plan leaves out: the head, and with it the embedding."""
+    planned: dict[str, Any] = {}
+    for name, part in module.named_modules():
+        plan = vars(type(part)).get("_tp_plan") if hasattr(part, "config") else None
+        if plan:
+            planned |= {_joined(name, one): word for one, word in _fits(part, plan)}
+            embedding = part.get_input_embeddings()
+            planned |= {_joined(name, one): "embedding_rowwise" for one, it in part.named_modules() if it is embedding}
+    return planned
+
+
 def _matched(owner: str, module: nn.Module, plan: Plan | Iterable[str], option: str) -> dict[str, Any]:
     words = dict(plan) if isinstance(plan, Mapping) else dict.fromkeys(plan)
     planned = dict(_fits(module, words))

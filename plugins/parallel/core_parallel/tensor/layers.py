@@ -25,6 +25,7 @@ from core_parallel.modules.absent import AbsentTensor
 from core_parallel.modules.local_parameters import use_local
 from core_parallel.tensor import adapters
 from core_parallel.tensor.shared_experts import SharedExperts, summed_gradient
+from core_parallel.tensor.vocabulary import ColwiseLogits
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -75,6 +76,7 @@ def _to_local(parameter: Any) -> torch.Tensor:
 
 _WORDS: dict[str, Any] = {
     "colwise": ColwiseParallel,
+    "colwise_logits": ColwiseLogits,
     "rowwise": RowwiseParallel,
     "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
     "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
@@ -85,12 +87,18 @@ _WORDS: dict[str, Any] = {
     "sequence_parallel": SequenceParallel,
     "replicated_with_grad_allreduce": ReplicatedWithSummedGradient,
 }
+_GATHERED, _LOGITS = ("colwise_gather_output", "colwise_rep"), "colwise_logits"
 _OF_EXPERTS, _OF_LATENT, _WHOLE = "moe_tp_experts", "mla_kv_a_proj", "replicate"
 _EXAMPLE = '{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
 
 
 def plan(
-    module: nn.Module, given: Mapping[str, Any] | None, size: int, experts: Collection[str] = ()
+    module: nn.Module,
+    given: Mapping[str, Any] | None,
+    size: int,
+    experts: Collection[str] = (),
+    *,
+    keeps_logits: bool = False,
 ) -> dict[str, ParallelStyle]:
     """The styles in which layers of a module are cut, by their names; none if it is cut already.
 
@@ -99,6 +107,8 @@ def plan(
         given: the strategy's plan; None asks the module and its config.
         size: of the tensor group.
         experts: names of modules that are distributed otherwise: what a plan says of them is left out.
+        keeps_logits: what else would be gathered from columns stays in parts, also of a head that the plan of a class
+            names.
 
     Raises:
         ModuleError: there is no plan, a layer can't be cut so, or it shares a weight with another.
@@ -107,6 +117,15 @@ def plan(
     if any(isinstance(one, DTensor) for one in module.parameters()):
         return {}
     planned = plans.find(module, given, "tensor_parallel_plan", "base_model_tp_plan", "tensor_plan", example=_EXAMPLE)
+    if keeps_logits:
+        planned = {**plans.of_classes(module), **planned}
+        planned |= {name: _LOGITS for name, word in planned.items() if word in _GATHERED}
+        if _LOGITS not in planned.values():
+            raise ConfigurationError(
+                f"tensor_loss='local' is about a layer whose columns are gathered, and the plan of "
+                f"{type(module).__name__} has none. Give its head 'colwise_gather_output' in the plan, or leave "
+                "tensor_loss out."
+            )
     shared = [name for name, word in planned.items() if word == _OF_EXPERTS]
     planned = {
         name: word

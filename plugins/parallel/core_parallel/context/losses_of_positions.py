@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional
-from torch.nn._reduction import legacy_get_string
 
 from core_parallel.communication import collectives
+from core_parallel.modules.losses import IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-CROSS_ENTROPY = functional.cross_entropy
-LINEAR_CROSS_ENTROPY = getattr(functional, "linear_cross_entropy", CROSS_ENTROPY)  # torch has it since 2.13
-BY_POSITION: frozenset[Callable[..., Any]] = frozenset((CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, functional.nll_loss))
-"""The functions whose loss is the sum, or the mean, of one number for each position that isn't ignored."""
-
-_IGNORED = -100
 _HALVES = (torch.float16, torch.bfloat16)
-
-
-def bound(loss: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a loss by their names."""
-    given = dict(signature(loss).bind(*args, **kwargs).arguments)
-    earlier = given.pop("size_average", None), given.pop("reduce", None)
-    return given if earlier == (None, None) else {**given, "reduction": legacy_get_string(*earlier)}
 
 
 def of_all(loss: Callable[..., Any], given: Mapping[str, Any], group: Any) -> Tensor:
@@ -46,20 +31,20 @@ def of_all(loss: Callable[..., Any], given: Mapping[str, Any], group: Any) -> Te
     if reduction == "none":
         own: Tensor = loss(**given)
         return own
-    total = collectives.add_up(_summed(loss, given), group)
+    summed, dtype = _summed(loss, given)
+    total = collectives.add_up(summed, group)
     if reduction == "mean":
         number = _number(loss, given)
         dist.all_reduce(number, group=group)
         total = total / number
-    result: Tensor = total.to(given["input"].dtype)
-    return result
+    return total.to(dtype)
 
 
-def _summed(loss: Callable[..., Any], given: Mapping[str, Any]) -> Tensor:
-    """The sum over this rank's positions, which in 16 bits might overflow."""
-    if given["input"].dtype in _HALVES:
-        return loss(**{**given, "reduction": "none"}).sum(dtype=torch.float32)  # type: ignore[no-any-return]
-    return loss(**{**given, "reduction": "sum"})  # type: ignore[no-any-return]
+def _summed(loss: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Tensor, torch.dtype]:
+    """The sum over this rank's positions, which in 16 bits might overflow, and the dtype of the loss."""
+    is_half = given["input"].dtype in _HALVES
+    found: Tensor = loss(**{**given, "reduction": "none" if is_half else "sum"})
+    return found.sum(dtype=torch.float32) if is_half else found, found.dtype
 
 
 def _number(loss: Callable[..., Any], given: Mapping[str, Any]) -> Tensor:
@@ -72,7 +57,7 @@ def _number(loss: Callable[..., Any], given: Mapping[str, Any]) -> Tensor:
         number_of_classes = target.shape[1 if target.ndim > 1 else 0]
         return torch.tensor(target.numel() / number_of_classes, dtype=dtype, device=values.device)
     ignored = given.get("ignore_index")
-    counted = target != (_IGNORED if ignored is None else ignored)
+    counted = target != (IGNORED if ignored is None else ignored)
     if weight is None:
         return counted.sum().to(dtype)
     return weight[target[counted]].sum().to(dtype)

@@ -1,0 +1,167 @@
+"""Values of which each rank of a group keeps a part, and which a step uses as if they were whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from core import ModuleError
+from core_parallel.modules import losses
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+_GETTERS = frozenset(
+    getattr(Tensor, name).__get__
+    for name in ("shape", "dtype", "device", "ndim", "layout", "is_meta", "is_cuda", "is_sparse", "is_nested")
+) | {
+    getattr(Tensor, name)
+    for name in ("size", "dim", "numel", "nelement", "is_floating_point", "is_complex", "__len__", "element_size")
+}
+_OF_PART = frozenset(getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf"))
+_NAMES = (
+    *("float", "double", "half", "bfloat16", "to", "type", "contiguous", "clone", "detach", "neg", "__neg__"),
+    *("mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "add", "__add__", "__radd__"),
+    *("sub", "__sub__", "tanh"),
+)
+_BY_ELEMENT = frozenset(
+    getattr(owner, name) for owner in (Tensor, torch) for name in _NAMES if callable(getattr(owner, name, None))
+) - {torch.half, torch.float}
+_MOVES: dict[Any, str] = {
+    Tensor.__getitem__: "_sliced",
+    **dict.fromkeys((Tensor.flatten, torch.flatten), "_flattened"),
+    **dict.fromkeys((Tensor.view, Tensor.reshape, torch.reshape), "_viewed"),
+    **dict.fromkeys((Tensor.transpose, torch.transpose), "_transposed"),
+    **dict.fromkeys((Tensor.permute, torch.permute), "_permuted"),
+    **dict.fromkeys((torch.log_softmax, Tensor.log_softmax, functional.log_softmax), "_log_softmax"),
+    **dict.fromkeys((torch.softmax, Tensor.softmax, functional.softmax), "_softmax"),
+    **dict.fromkeys((torch.argmax, Tensor.argmax), "_argmax"),
+}
+
+
+class PartedTensor(Tensor):
+    """A tensor in the shape of the whole, of which this rank has a part.
+
+    What is done element by element is done with the part; views, slices and losses as the kind of part knows how, and
+    all else is an error. A rank never has the values of others, unless all call `whole`.
+    """
+
+    option: ClassVar[str]
+    """The strategy's option that leaves values in parts, for messages."""
+    uses: ClassVar[str]
+    """Which uses there are, for messages."""
+    _part: Tensor
+    _group: Any
+
+    @classmethod
+    def _make(cls, part: Tensor, shape: Sequence[int], group: Any) -> Self:
+        made: Self = Tensor._make_wrapper_subclass(cls, shape, dtype=part.dtype, device=part.device)
+        made._part, made._group = part, group
+        return made
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch's is untyped
+        """A line about both shapes."""
+        return f"{type(self).__name__}(shape={tuple(self.shape)}, of which this rank has {tuple(self._part.shape)})"
+
+    def local(self) -> Tensor:
+        """The values that this rank has."""
+        return self._part
+
+    def whole(self) -> Tensor:
+        """All ranks of the group. All values, on each rank."""
+        raise NotImplementedError
+
+    def _like(self, part: Tensor) -> Self:
+        """Other values, element by element, in the place of these."""
+        raise NotImplementedError
+
+    def _lose(self, loss: Any, given: dict[str, Any]) -> Tensor:
+        """All ranks of the group. A loss by position of these values, and a whole target."""
+        raise NotImplementedError
+
+    def _viewed(self, *shape: Any) -> Self:
+        raise refused(self, Tensor.view)
+
+    def _flattened(self, start_dim: int = 0, end_dim: int = -1) -> Self:
+        shape, first, last = list(self.shape), start_dim % self.ndim, end_dim % self.ndim
+        return self._viewed(*shape[:first], _product(shape[first : last + 1]), *shape[last + 1 :])
+
+    def _sizes(self, shape: Any) -> list[int]:
+        """The shape that a view asks for."""
+        sizes = list(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+        if -1 in sizes:
+            known = _product([one for one in sizes if one != -1])
+            sizes[sizes.index(-1)] = self.numel() // max(known, 1)
+        return sizes
+
+    def _places(self, index: Any) -> list[slice]:
+        """An index as slices of all dims that it names; others are refused."""
+        places = list(index) if isinstance(index, tuple) else [index]
+        if Ellipsis in [one for one in places if one is Ellipsis]:
+            at = next(number for number, one in enumerate(places) if one is Ellipsis)
+            places[at : at + 1] = [slice(None)] * (self.ndim - len(places) + 1)
+        if not all(isinstance(one, slice) and one.step in (None, 1) for one in places):
+            raise refused(self, Tensor.__getitem__)
+        return places
+
+    def _order(self, dims: Any) -> list[int]:
+        """The dims that a permutation names."""
+        return [one % self.ndim for one in (dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims)]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The function's result."""
+        kwargs = kwargs or {}
+        if func in _GETTERS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        parts = [one for one in (*args, *kwargs.values()) if isinstance(one, PartedTensor)]
+        if not parts:
+            raise refused(cls, func)
+        own = parts[0]
+        if len(parts) > 1:
+            raise refused(own, func)
+        if func in losses.BY_POSITION:
+            given = losses.bound(func, args, kwargs)
+            if given["input"] is not own:
+                raise refused(own, func)
+            return own._lose(func, given)
+        if func in _OF_PART:
+            return func(own._part)
+        if func in _BY_ELEMENT:
+            return own._by_element(func, args, kwargs)
+        if func in _MOVES and args[0] is own:
+            return getattr(own, _MOVES[func])(*args[1:], **kwargs)
+        raise refused(own, func)
+
+    def _by_element(self, func: Any, args: Any, kwargs: Any) -> Self:
+        others = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one is not self]
+        if any(one.numel() != 1 for one in others):
+            raise refused(self, func)
+        return self._like(func(*(self._part if one is self else one for one in args), **kwargs))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch's takes what is called by name
+        """Refuse what comes around `__torch_function__`."""
+        raise refused(cls, func)
+
+
+def refused(kind: PartedTensor | type[PartedTensor], func: Any) -> ModuleError:
+    """The error of a use that there isn't."""
+    name = getattr(func, "__name__", str(func))
+    return ModuleError(
+        f"{name} of what the model returned: with {kind.option} each rank has its own part of it alone. {kind.uses} "
+        "and cross entropy are done in parts. Call .whole() first, on all ranks, to have all values; or leave the "
+        "option out."
+    )
+
+
+def _product(sizes: Sequence[int]) -> int:
+    found = 1
+    for one in sizes:
+        found *= one
+    return found

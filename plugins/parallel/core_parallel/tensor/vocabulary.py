@@ -1,0 +1,150 @@
+"""Logits of which each rank of a tensor group has those of its own words, and their cross entropy.
+
+Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel
+from torch.nn import functional
+
+from core import ModuleError
+from core_parallel.communication import collectives
+from core_parallel.modules import losses
+from core_parallel.modules.parted_tensor import PartedTensor, refused
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+class VocabularyPart(PartedTensor):
+    """The values of all classes, of which this rank has its own."""
+
+    option = "tensor_loss='local'"
+    uses = "Functions by element, slices and views of samples and positions"
+    _dim: int
+
+    @staticmethod
+    def __new__(cls, part: Tensor, dim: int, group: Any) -> Self:
+        """Make one.
+
+        Args:
+            part: the values of this rank's classes, with a graph.
+            dim: which are the classes.
+            group: of the ranks.
+        """
+        shape = list(part.shape)
+        shape[dim] *= group.size()
+        made = cls._make(part, shape, group)
+        made._dim = dim % part.ndim
+        return made
+
+    def whole(self) -> Tensor:
+        """All ranks of the group. The values of all classes, on each rank."""
+        own, rank, dim = self._part.shape[self._dim], self._group.rank(), self._dim
+        after = own * (self._group.size() - 1 - rank)
+        padded = functional.pad(self._part, (*[0, 0] * (self.ndim - dim - 1), own * rank, after))
+        return collectives.sum_alike(padded, self._group)
+
+    def _like(self, part: Tensor) -> Self:
+        return type(self)(part, self._dim, self._group)
+
+    def _sliced(self, index: Any) -> Self:
+        places = self._places(index)
+        if self._dim < len(places) and places[self._dim] != slice(None):
+            raise refused(self, Tensor.__getitem__)
+        return self._like(self._part[tuple(places)])
+
+    def _viewed(self, *shape: Any) -> Self:
+        sizes = self._sizes(shape)
+        if self._dim != self.ndim - 1 or sizes[-1] != self.shape[-1]:
+            raise refused(self, Tensor.view)
+        return type(self)(self._part.reshape(*sizes[:-1], self._part.shape[-1]), len(sizes) - 1, self._group)
+
+    def _transposed(self, dim0: int, dim1: int) -> Self:
+        one, other = dim0 % self.ndim, dim1 % self.ndim
+        moved = {one: other, other: one}.get(self._dim, self._dim)
+        return type(self)(self._part.transpose(one, other), moved, self._group)
+
+    def _permuted(self, *dims: Any) -> Self:
+        order = self._order(dims)
+        return type(self)(self._part.permute(order), order.index(self._dim), self._group)
+
+    def _argmax(self, dim: int) -> Tensor:
+        """All ranks of the group. The first of the largest classes."""
+        if dim % self.ndim != self._dim:
+            raise refused(self, Tensor.argmax)
+        own, places = self._part.detach().max(self._dim)
+        largest = own.clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
+        first: Tensor = places + self._group.rank() * self._part.shape[self._dim]
+        first = first.where(own == largest, self.shape[self._dim])
+        dist.all_reduce(first, dist.ReduceOp.MIN, group=self._group)
+        return first
+
+    def _lose(self, loss: Any, given: dict[str, Any]) -> Tensor:
+        if loss is not losses.CROSS_ENTROPY or self._dim != min(1, self.ndim - 1):
+            raise refused(self, loss)
+        if given["target"].is_floating_point() or given.get("weight") is not None:
+            raise ModuleError(
+                "cross_entropy of logits in parts (tensor_loss='local') takes labels that are classes, and no weight "
+                "of classes. Call .whole() on the logits first, on all ranks; or leave tensor_loss out."
+            )
+        return _cross_entropy(self._part.movedim(self._dim, -1), self._group, self.shape[self._dim], given)
+
+
+def _cross_entropy(logits: Tensor, group: Any, number: int, given: dict[str, Any]) -> Tensor:
+    """All ranks of the group. The loss of logits (..., own classes), of `number` classes in all."""
+    dtype, target = logits.dtype, given["target"]
+    if dtype in _HALVES:
+        logits = logits.float()
+    counted = target != given.get("ignore_index", losses.IGNORED)
+    _check_classes(target[counted], number)
+    largest = logits.detach().amax(-1)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    shifted = logits - largest.unsqueeze(-1)
+    place = target - group.rank() * logits.shape[-1]
+    is_own = (place >= 0) & (place < logits.shape[-1])
+    of_target = shifted.gather(-1, place.where(is_own, 0).unsqueeze(-1)).squeeze(-1).where(is_own, 0.0)
+    smoothing = given.get("label_smoothing", 0.0)
+    of_target = of_target * (1 - smoothing)
+    if smoothing:
+        of_target = of_target + shifted.sum(-1) * (smoothing / number)
+    found = collectives.sum_alike(shifted.exp().sum(-1), group).log() - collectives.sum_alike(of_target, group)
+    found = found.where(counted, 0.0)
+    reduction = given.get("reduction", "mean")
+    if reduction != "none":
+        found = found.sum() if reduction == "sum" else found.sum() / counted.sum()
+    is_autocast = torch.is_autocast_enabled(logits.device.type)
+    return found if is_autocast else found.to(dtype)
+
+
+def _check_classes(target: Tensor, number: int) -> None:
+    """Refuse labels that no rank would find, on a device that is asked without waiting for it."""
+    if target.device.type == "cpu" and target.numel() and not 0 <= int(target.min()) <= int(target.max()) < number:
+        raise ModuleError(
+            f"cross_entropy got labels from {int(target.min())} to {int(target.max())}, for {number} classes."
+        )
+
+
+class ColwiseLogits(ColwiseParallel):
+    """A layer cut by columns, whose values stay in parts: `VocabularyPart`."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        group = device_mesh.get_group()
+        cut = super()._apply(module, device_mesh)
+
+        def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            return VocabularyPart(output, output.ndim - 1, group)
+
+        cut.register_forward_hook(keep)
+        return cut

@@ -300,7 +300,7 @@ class MeshStrategy(FSDPStrategy):
         if own not in self._blocks:
             return nullcontext()
         blocks, keys = self._blocks[own]
-        if not keys.is_due(batches.shapes_of(given)):
+        if not keys.is_due(batches.shapes_of(given), given=given):
             return nullcontext()
         if torch.is_grad_enabled():
             self._unlike.add(own)

@@ -111,7 +111,8 @@ class Context:
     def _due(self, args: Any, kwargs: Any) -> list[bool]:
         """All ranks of the group. Whether `check` and `_own_changes` are to compare this call."""
         shapes = tuple(leaf.shape[1:] if isinstance(leaf, Tensor) else None for leaf in tree_flatten((args, kwargs))[0])
-        marks = self._keys.is_new(shapes, self.ways((args, kwargs))), self._own_keys.is_new()
+        given = args, kwargs
+        marks = self._keys.is_new(shapes, self.ways(given), given=given), self._own_keys.is_new(given=given)
         return agreed(*self._deciding, *marks)
 
     def _own_changes(self, forward: Any, args: Any, kwargs: Any) -> list[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from core_parallel.modules.own_state import OF_EVERY_MODULE
 
@@ -19,15 +20,16 @@ EVERY = 1000
 
 _EARLY = frozenset({1, 4, 16, 64, 256})
 _KINDS = frozenset({bool, int, float, str, type(None)})
+_WORDS = frozenset({bool, str, type(None)})
 _MOST_VALUES = 20
 
 
 class CheckKeys:
     """The keys for which something was compared.
 
-    A key is what the caller says, such as shapes, whether each module trains, and the attributes of modules that are a
-    bool, an int, a float, a str or None. An attribute with a new value in three calls in a row, as a counter has, is no
-    part of it; nor is one with many values.
+    A key is what the caller says, such as shapes, whether each module trains, arguments that are a bool, a str or None,
+    and the attributes of modules that are one of these, an int or a float. An attribute with a new value in three calls
+    in a row, as a counter has, is no part of it; nor is one with many values.
 
     Args:
         module: whose attributes count, with all in it.
@@ -43,15 +45,25 @@ class CheckKeys:
         self._places: list[tuple[dict[str, Any], str]] = []
         self._last: list[Any] = []
         self._values: dict[tuple[int, str], tuple[set[Any], int, int]] = {}
+        self._words: set[Any] = set()
 
-    def is_due(self, *further: Hashable) -> bool:
+    def is_due(self, *further: Hashable, given: Any = ()) -> bool:
         """All ranks of the group, once a call. True if the comparison is to be made now."""
-        return agreed(self._group, self._device, self.is_new(*further))[0]
+        return agreed(self._group, self._device, self.is_new(*further, given=given))[0]
 
-    def is_new(self, *further: Hashable) -> bool:
-        """This rank, once a call. True if the comparison is to be made now, as far as this rank knows."""
+    def is_new(self, *further: Hashable, given: Any = ()) -> bool:
+        """This rank, once a call. True if the comparison is to be made now, as far as this rank knows.
+
+        Args:
+            further: of the key.
+            given: arguments of the call: each that is a bool, a str or None is of the key, while these don't have many
+                values.
+        """
         self._num_calls += 1
-        key = hash((further, tuple(self._attributes())))
+        words = tuple(leaf for leaf in tree_leaves(given) if type(leaf) in _WORDS)
+        if len(self._words) <= _MOST_VALUES:
+            self._words.add(words)
+        key = hash((further, tuple(self._attributes()), words if len(self._words) <= _MOST_VALUES else ()))
         is_new = key not in self._seen or self._num_calls in _EARLY or self._num_calls % EVERY == 0
         self._seen.add(key)
         return is_new

@@ -181,7 +181,7 @@ class Chain:
         if self.layout.cut.replay is not None:
             return
         keys = self._keys.setdefault(self._called, CheckKeys(self.layout.user))
-        if keys.is_due(str(_shapes((args, kwargs)))) or is_due:
+        if keys.is_due(str(_shapes((args, kwargs))), given=(args, kwargs)) or is_due:
             forward_check.check(self.layout, args, kwargs, self._called)
 
     @contextmanager

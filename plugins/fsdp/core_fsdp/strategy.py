@@ -266,7 +266,9 @@ class FSDPStrategy(ParallelStrategy):
     def configure_sharding(self, module: nn.Module) -> None:
         """All ranks. Call `fully_shard` on the units and on the module itself. Override to do so by hand."""
         policy = self.configure_fsdp_auto_wrap_policy(module)
-        units = wrapping.units_of(module, wrapping.choose_modules(module, policy, "auto_wrap_policy"))
+        chosen = wrapping.choose_modules(module, policy, "auto_wrap_policy")
+        beside = wrapping.planned_beside(module, chosen) if policy == "units" else []
+        units = wrapping.units_of(module, [*beside, *chosen])
         cutting.cut(
             module,
             units,

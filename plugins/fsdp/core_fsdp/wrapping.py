@@ -159,6 +159,21 @@ def _recurse(module: nn.Module, policy: Callable[..., bool], selected: set[nn.Mo
     return numel
 
 
+def planned_beside(root: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
+    """The modules beside units, such as an embedding, that plans of transformers (`_fsdp_plan`) free after use.
+
+    What they keep belongs to the unit of the whole.
+    """
+    inside = {part for unit in units for part in unit.modules()}
+    planned = {
+        owner.get_submodule(name): None
+        for owner in root.modules()
+        for name, word in (getattr(owner, "_fsdp_plan", None) or {}).items()
+        if word == "free_full_weight" and name in dict(owner.named_modules())
+    }
+    return [one for one in planned if inside.isdisjoint(one.modules()) and one is not root]
+
+
 def units_of(root: nn.Module, selected: list[nn.Module]) -> list[nn.Module]:
     """The selected modules that can be units by themselves.
 

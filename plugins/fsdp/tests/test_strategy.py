@@ -333,6 +333,42 @@ def test_units_of_a_format_each():
     assert sharded == pytest.approx(on_two_ranks(train, "auto", devices=1))
 
 
+class Planned(nn.Module):
+    """A model in the manner of transformers, whose plan frees the embedding after use."""
+
+    _fsdp_plan = {"embed": "free_full_weight", "blocks.*": "free_full_weight", "head": "keep_full_weight"}
+
+    def __init__(self, is_tied):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+        if is_tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, words):
+        x = self.embed(words)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_a_plan_of_transformers_names_units_beside_blocks():
+    def train(fabric, is_tied):
+        torch.manual_seed(0)
+        net = Planned(is_tied)
+        module, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        for _ in range(3):
+            fabric.backward(loss := module(torch.arange(4).view(2, 2)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item(), [isinstance(one, FSDPModule) for one in (net.embed, net.blocks[0], net.head)]
+
+    for is_tied, is_unit in ((False, [True, True, False]), (True, [False, True, False])):
+        loss, found = on_two_ranks(functools.partial(train, is_tied=is_tied))
+        assert found == is_unit
+        assert loss == pytest.approx(on_two_ranks(functools.partial(train, is_tied=is_tied), "auto", devices=1)[0])
+
+
 def test_optimizers_that_do_not_work_element_by_element():
     def refusals(fabric):
         found = []

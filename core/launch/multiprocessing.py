@@ -156,16 +156,7 @@ class MultiprocessingLauncher(Launcher):
         with end, _signals_blocked(self.start_method == "fork") as mask, _set(variable):
             process = context.Process(
                 target=_work,
-                args=(
-                    end,
-                    receiver.theirs,
-                    payload,
-                    world,
-                    variables,
-                    num_sharing,
-                    directory,
-                    mask,
-                ),
+                args=(end, receiver.theirs, payload, world, variables, num_sharing, directory, mask),
                 name=f"rank {world['global_rank']}",
             )
             process.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import itertools
+import os
 import sys
 import threading
 import time
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 _stores: dict[tuple[str, int, int], Store] = {}
 _joins = itertools.count()
+
+# A forked copy, such as a loader's worker, must not collect what is left of stores and groups: their threads aren't in
+# it, and to free them would wait for those that have been given the same places since (torch 2.13).
+os.register_at_fork(after_in_child=gc.freeze)
 
 # A thread of gloo's lets go of a collective's tensors a moment after it is done, and takes Python's lock for it. If the
 # interpreter ends in that moment, the process aborts (`std::terminate`, seen with torch 2.13 in one of five runs). If
@@ -113,9 +118,7 @@ def leave() -> None:
             _abort_process_group()
         else:
             dist.destroy_process_group()
-        # What holds gloo's group, such as DDP's reducer, is in cycles. In a loader's worker that is forked later, to
-        # collect it means to wait for threads that aren't there: it hangs (torch 2.13).
-        gc.collect()
+        gc.collect()  # what holds a group, such as DDP's reducer with its buffers, is in cycles
         atexit.unregister(_await_others)
 
 

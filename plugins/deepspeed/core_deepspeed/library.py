@@ -11,6 +11,7 @@ from typing import Any
 
 from core import ConfigurationError, PluginLoadError, did_you_mean
 from core.registry import import_library
+from core_deepspeed.ops.preflight import ninja_found_first
 
 _DEVICE_TYPE = "DS_ACCELERATOR"
 _LOCAL_RANK = "LOCAL_RANK"
@@ -44,7 +45,14 @@ def load(device_type: str | None = None) -> Any:
     finally:
         if configured is None:
             os.environ.pop(_DEVICE_TYPE, None)
+    _find_ninja(deepspeed.ops.op_builder.builder.OpBuilder)
     return deepspeed
+
+
+def _find_ninja(builder: Any) -> None:
+    """Make DeepSpeed find the ninja of its own environment wherever it loads a part in C++, for users too."""
+    if not hasattr(builder.jit_load, "__wrapped__"):
+        builder.jit_load = ninja_found_first()(builder.jit_load)
 
 
 def cause(error: Exception) -> str:

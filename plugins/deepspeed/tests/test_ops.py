@@ -15,8 +15,9 @@ import pytest
 from torch.utils import cpp_extension
 
 from core import ConfigurationError
-from core_deepspeed import ops
+from core_deepspeed import library, ops
 from core_deepspeed.ops import locks
+from core_deepspeed.ops.preflight import ninja_found_first
 from core_deepspeed.ops.telling import telling
 
 HOLDER = """
@@ -178,8 +179,22 @@ class TestTools:
         shutil.copy(beside / "ninja", elsewhere)
         monkeypatch.setenv("PATH", str(elsewhere))
         ops.check(["cpu_adam"])
-        assert Path(shutil.which("ninja")).parent == beside
-        assert os.environ["PATH"] == f"{beside}{os.pathsep}{elsewhere}"
+        with ninja_found_first():
+            assert Path(shutil.which("ninja")).parent == beside
+            assert os.environ["PATH"] == f"{beside}{os.pathsep}{elsewhere}"
+        assert os.environ["PATH"] == str(elsewhere)
+
+    def test_deepspeed_finds_that_ninja_and_path_stays(self, monkeypatch):
+        op_builder = library.load().ops.op_builder
+        monkeypatch.setattr(op_builder.builder.OpBuilder, "_loaded_ops", {})
+        scripts = sysconfig.get_path("scripts")
+        before = os.pathsep.join(each for each in os.environ["PATH"].split(os.pathsep) if each != scripts)
+        monkeypatch.setenv("PATH", before)
+        found = []
+        monkeypatch.setattr(cpp_extension, "load", lambda **options: found.append(shutil.which("ninja")))
+        op_builder.CPUAdamBuilder().load()
+        assert found == [shutil.which("ninja", path=os.pathsep.join((scripts, before)))]
+        assert os.environ["PATH"] == before
 
     def test_no_compiler(self, folder, tmp_path, monkeypatch):
         only(tmp_path, monkeypatch, ninja="")

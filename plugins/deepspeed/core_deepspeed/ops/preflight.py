@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from core_deepspeed.config_keys import OFFLOAD_OPTIMIZER, offload_device, uses_n
 from core_deepspeed.ops import locks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 NAMES = {
     "cpu_adam": "CPUAdamBuilder",
@@ -88,6 +89,21 @@ def left_to_compile(config: Mapping[str, Any]) -> list[str]:
     return [name for name in needed(config) if name not in shipped() and not is_compiled(name)]
 
 
+@contextmanager
+def ninja_found_first() -> Iterator[None]:
+    """Find the ninja beside this Python first, whose virtual environment may not be activated.
+
+    A ninja of another version takes what it finds for changed, and compiles everything again.
+    """
+    before = os.environ.get("PATH")
+    if (beside := _ninja_beside_python()) and beside != shutil.which("ninja"):
+        os.environ["PATH"] = os.pathsep.join((os.path.dirname(beside), before or os.defpath))
+    try:
+        yield
+    finally:
+        os.environ.pop("PATH", None) if before is None else os.environ.update(PATH=before)
+
+
 def folder_of(name: str) -> Path:
     """The folder in which torch compiles it, below TORCH_EXTENSIONS_DIR or the user's cache."""
     from torch.utils.cpp_extension import _get_build_directory  # the public name knows the root only
@@ -111,18 +127,14 @@ def shipped() -> frozenset[str]:
 
 
 def _check_ninja(names: list[str]) -> None:
-    """Find ninja: first beside this Python, whose virtual environment may not be activated.
-
-    A ninja of another version takes what it finds for changed, and compiles everything again.
-    """
-    scripts = sysconfig.get_path("scripts")
-    beside, found = shutil.which("ninja", path=scripts), shutil.which("ninja")
-    if not beside and not found:
+    if not _ninja_beside_python() and not shutil.which("ninja"):
         raise ConfigurationError(
             f"DeepSpeed loads {' and '.join(names)} with ninja, and there is no ninja here: pip install ninja."
         )
-    if beside and beside != found:
-        os.environ["PATH"] = os.pathsep.join((scripts, os.environ.get("PATH", os.defpath)))
+
+
+def _ninja_beside_python() -> str | None:
+    return shutil.which("ninja", path=sysconfig.get_path("scripts"))
 
 
 def _check_compiler(names: list[str]) -> None:

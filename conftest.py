@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from _pytest import pathlib as names_of_tests
 
 ROOT = Path(__file__).parent
 
@@ -31,6 +32,13 @@ if importlib.util.find_spec("tqdm") is not None:
 
 # Helpers beside tests are importable, in worker processes too, which get their `sys.path` from the parent.
 sys.path[:0] = map(str, [ROOT / "tests", *sorted(ROOT.glob("plugins/*/tests"))])
+
+# pytest asks if plugins/wandb/tests/test_wandb.py is wandb.tests.test_wandb, and Python imports wandb for an answer:
+# all libraries that plugins are named after, in each worker. Of files there only names without a parent can be right.
+_is_importable = names_of_tests.is_importable
+names_of_tests.is_importable = lambda name, path: (
+    not ("." in name and path.is_relative_to(ROOT / "plugins")) and _is_importable(name, path)
+)
 
 _NEW_MODULES = 100
 _num_modules = 0

@@ -1,6 +1,7 @@
 """The walls that import-linter can't express."""
 
 import ast
+import contextlib
 import importlib
 import re
 import subprocess
@@ -9,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from _pytest.pathlib import CouldNotResolvePathError, resolve_pkg_root_and_module_name
 
 from core import Session, Strategy
 
@@ -250,3 +252,12 @@ def test_no_page_installs_somebody_elses_core():
     install = re.compile(r"""pip install[^`\n]*[ '"]core([\['" ]|$)""", re.MULTILINE)
     wrong = [str(path) for path in pages if install.search(path.read_text(encoding="utf-8"))]
     assert wrong == [], "the distribution is core-training; a `core` on a package index is somebody else's"
+
+
+def test_to_name_a_plugins_test_imports_no_library_of_that_name(tmp_path, monkeypatch):
+    (tmp_path / "horovod.py").write_text("raise AssertionError('was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+    path = ROOT / "plugins" / "horovod" / "tests" / "test_conformance.py"
+    with contextlib.suppress(CouldNotResolvePathError):
+        resolve_pkg_root_and_module_name(path, consider_namespace_packages=True)

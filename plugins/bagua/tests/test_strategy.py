@@ -1,5 +1,6 @@
 """The promises of each algorithm, in real processes over gloo: equality, convergence, agreement, and bytes sent."""
 
+import importlib
 import os
 import socket
 import stat
@@ -7,7 +8,6 @@ import struct
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 from core import CheckpointError, ConfigurationError, ModuleError, Trainer
@@ -71,6 +71,8 @@ def bytes_sent():
 
 def train(fabric, num_steps, *, lr=0.02, is_settled=False):
     """SGD on the digits in float64; the loss on all of them afterwards, weights, and bytes sent in the last steps."""
+    from sklearn.datasets import load_digits  # seconds, which every process that collects would spend
+
     module = make_model()
     algorithm = getattr(fabric.strategy, "algorithm", None)
     kind = QAdamOptimizer(module.parameters(), 2e-3, 10) if algorithm == "qadam" else None
@@ -116,6 +118,7 @@ def train_all(rank, names):
 @pytest.fixture(scope="module")
 def digits():
     """The results of two ranks, and of one device alone."""
+    importlib.import_module("sklearn.datasets")  # here once, and not in each rank
     one = Backend(lambda: "single_device").run(lambda rank: train(rank.fabric(), 150))[0]
     return TWO.run(train_all, list(DIGITS)), one
 

@@ -12,7 +12,6 @@ import threading
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import MeanMetric, MetricCollection, SumMetric
 
 from core import Fabric, Module, Trainer
 
@@ -24,6 +23,8 @@ class Net(Module):
     """Steps that log, update metrics, and return a dict and a number."""
 
     def __init__(self):
+        from torchmetrics import MeanMetric, MetricCollection, SumMetric  # seconds, also where tests are collected
+
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()

@@ -178,7 +178,9 @@ def test_check_as_text(core_cli):
     assert re.search(r"^single_device\s+SingleDeviceStrategy .* ok +\d+\.\d\d s$", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("columns", [30, 40, 60, 80, 120])
+@pytest.mark.parametrize(
+    "columns", [30, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in (40, 60)), 80, 120]
+)
 @pytest.mark.parametrize(
     "arguments", [["list-strategies", "--all"], ["list-plugins", "--all"]], ids=lambda words: words[0]
 )

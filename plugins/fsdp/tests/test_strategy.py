@@ -538,7 +538,7 @@ class Gan(Module):
         return [torch.optim.AdamW(part.parameters(), lr=0.1) for part in (self.generator, self.discriminator)]
 
 
-@pytest.mark.parametrize("sharding", ["FULL_SHARD", "SHARD_GRAD_OP"])
+@pytest.mark.parametrize("sharding", ["FULL_SHARD", pytest.param("SHARD_GRAD_OP", marks=pytest.mark.slow)])
 def test_manual_optimization_with_two_backwards_equals_one_device(sharding):
     sharded = fit(FSDPStrategy(start_method="fork", sharding_strategy=sharding), Gan())
     single = fit("single_device", Gan(), devices=1)
@@ -779,7 +779,13 @@ class FullPrecisionInputs(Module):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize("policy", [None, {nn.LayerNorm, nn.TransformerEncoderLayer}], ids=["one_unit", "units"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(None, id="one_unit", marks=pytest.mark.slow),
+        pytest.param({nn.LayerNorm, nn.TransformerEncoderLayer}, id="units"),
+    ],
+)
 @pytest.mark.parametrize(
     "automatic", [pytest.param(True, id="automatic"), pytest.param(False, id="manual", marks=pytest.mark.slow)]
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from core.cli.layout import say, say_json, size_text, styled, table, working
+from core.cli.layout import say, say_all, say_json, size_text, styled, table, working
 from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def list_(folders: tuple[str, ...], verify: bool, as_json: bool) -> None:
         ]
         for listed in found
     ]
-    for line in table(["Checkpoint", "Step", "Age", "Size", "State"], rows, [listed.detail for listed in found]):
-        say(line)
+    say_all(table(["Checkpoint", "Step", "Age", "Size", "State"], rows, [listed.detail for listed in found]))
 
 
 @checkpoint.command(short_help="Delete what killed runs have left, and old checkpoints.")
@@ -160,12 +159,10 @@ def inspect(path: str, tensors: bool, as_json: bool) -> None:
     if as_json:
         say_json(_as_json(path, summary))
         return
-    for line in [*table(["What", "Value"], _facts(summary)), "", *table(*_sections(summary))]:
-        say(line)
+    say_all([*table(["What", "Value"], _facts(summary)), "", *table(*_sections(summary))])
     if tensors:
         rows = [[row.name, row.dtype, size_text(row.size_bytes), _shape(row)] for row in summary.tensors]
-        for line in ["", *table(["Tensor", "Dtype", "Size", "Shape"], rows)]:
-            say(line)
+        say_all(["", *table(["Tensor", "Dtype", "Size", "Shape"], rows)])
 
 
 @checkpoint.command(short_help="Compare every byte with its digest.")

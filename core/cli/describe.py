@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.cli.kinds import KINDS_BY_OPTION, unknown_alias
-from core.cli.layout import Shown, paragraph, say, shown, styled, with_article
+from core.cli.layout import Shown, paragraph, say_all, shown, styled, with_article
 from core.contract.errors import ConfigurationError, CoreError
 from core.contract.kinds import KINDS
 from core.registry import COMMAND_REGISTRY, Registry, known_aliases
@@ -74,8 +74,7 @@ def describe(alias: str, kind: str | None) -> None:
     ALIAS may be qualified by its package, `core-acme:acme`. The package is imported.
     """
     name = KINDS_BY_OPTION[kind] if kind else _kind_of(alias)
-    for line in _help_of(alias) if name == "command" else _description(Registry[Any](name), alias):
-        say(line)
+    say_all(_help_of(alias) if name == "command" else _description(Registry[Any](name), alias))
 
 
 def _help_of(alias: str) -> list[str]:

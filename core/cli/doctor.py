@@ -20,7 +20,7 @@ import click
 from packaging.version import Version
 
 from core._version import DISTRIBUTION, __version__
-from core.cli.layout import say, say_json, styled, table
+from core.cli.layout import say_all, say_json, styled, table
 from core.contract import Broken, Found
 from core.namesakes import namesakes
 from core.registry import (
@@ -97,8 +97,7 @@ def doctor(as_json: bool, release: Path | None) -> None:
     if as_json:
         say_json([asdict(finding) for finding in findings])
     else:
-        for line in _lines(findings):
-            say(line)
+        say_all(_lines(findings))
     if any(finding.state == "broken" for finding in findings):
         raise SystemExit(1)
 

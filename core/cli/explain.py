@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib
+import json
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.cli.layout import say, say_json, styled, table
+from core.cli.layout import say_all, say_json, styled, table
+from core.contract import ConfigurationError, ExplainsLayout
+from core.registry import STRATEGY_REGISTRY
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
     from core.resolve import Decision
 
 
@@ -17,7 +29,7 @@ Examples:
   core explain
   core explain --strategy ddp --accelerator cpu --devices 2
   core explain --devices 8 --num-nodes 4 --precision bf16-mixed
-  core explain --strategy fsdp --model train:build_model
+  core explain --strategy fsdp cpu_offload=True --model train:build_model
 """
 
 
@@ -28,22 +40,80 @@ Examples:
 @click.option("--num-nodes", type=int, default=1, show_default=True, metavar="N")
 @click.option("--precision", default=None, metavar="NAME", help="16-mixed, bf16-mixed, ...  [default: 32-true]")
 @click.option("--plugin", "plugins", multiple=True, metavar="NAME", help="As in plugins=[...]; may be repeated.")
-@click.option("--model", default=None, metavar="MODULE:NAME", help="Also show the units of a model.")
+@click.option("--model", default=None, metavar="MODULE:NAME", help="Also show the units of a model, and its layout.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects.")
-def explain(model: str | None, as_json: bool, **arguments: Any) -> None:
-    """Show what a run with these arguments would use on this machine, and why. No process is started."""
-    from core.resolve import resolve
+@click.argument("options", nargs=-1, metavar="[OPTION=VALUE]...")
+def explain(model: str | None, as_json: bool, options: Sequence[str], **arguments: Any) -> None:
+    """Show what a run with these arguments would use on this machine, and why. No process is started.
 
-    decisions = list(resolve(**arguments).decisions)
-    if model is not None:
-        from core.cli.model_units import decide_units
+    OPTIONs are the strategy's own, which `core describe` lists. A VALUE is read as Python or JSON, and else is text.
+    """
+    from core.resolve import Decision, resolve
 
-        decisions.append(decide_units(model))
+    name = arguments["strategy"]
+    if options:
+        arguments["strategy"] = STRATEGY_REGISTRY.create(name, **_parse(name, options))
+    resolution = resolve(**arguments)
+    module, strategy = None if model is None else _make(model), resolution.strategy
+    decisions = list(resolution.decisions)
+    if options:
+        asked = f"strategy={name!r} was asked for, with {', '.join(options)}"
+        decisions = [one._replace(reason=asked) if one.subject == "strategy" else one for one in decisions]
+    if module is not None:
+        from core.strategies import find_units
+
+        units = find_units(module)
+        decisions.append(Decision("units", units.summary, units.reason))
+    if isinstance(strategy, ExplainsLayout):
+        decisions += [Decision(*row) for row in strategy.explain_layout(module)]
+    elif options:
+        decisions.append(
+            Decision("layout", "not told", f"{type(strategy).__name__} is no core.contract.ExplainsLayout")
+        )
     if as_json:
         say_json([decision._asdict() for decision in decisions])
-        return
-    for line in table(["What", "Choice", "Why"], [_cells(decision) for decision in decisions]):
-        say(line)
+    else:
+        say_all(table(["What", "Choice", "Why"], [_cells(decision) for decision in decisions]))
+
+
+def _parse(strategy: str, options: Sequence[str]) -> dict[str, Any]:
+    """The strategy's options by name."""
+    if strategy == "auto":
+        raise ConfigurationError(f"{options[0]}: whose option is that? Name the strategy, as in --strategy ddp.")
+    if bare := [option for option in options if not option.partition("=")[0].isidentifier() or "=" not in option]:
+        raise ConfigurationError(f"{bare[0]}: expected an option of the strategy and its value, as in timeout=60.")
+    return {name: _value(text) for name, _, text in (option.partition("=") for option in options)}
+
+
+def _value(text: str) -> Any:
+    for read in (ast.literal_eval, json.loads):
+        try:
+            return read(text)
+        except (SyntaxError, TypeError, ValueError):
+            continue
+    return text
+
+
+def _make(target: str) -> nn.Module:
+    """The model that `"module:name"` names, or makes without arguments: on meta, without memory for its parameters."""
+    import torch
+
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise ConfigurationError(f"--model {target}: expected MODULE:NAME, such as train:build_model.")
+    sys.path.insert(0, os.getcwd())
+    try:
+        with torch.device("meta"):
+            found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module_name))
+            model = found if isinstance(found, torch.nn.Module) else found()
+            getattr(model, "configure_model", lambda: None)()
+    except Exception as cause:
+        from core.registry.discovery import describe
+
+        raise ConfigurationError(f"--model {target} can't be made: {describe(cause)}") from cause
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigurationError(f"--model {target}: expected a torch.nn.Module, got {type(model).__name__}.")
+    return model
 
 
 def _cells(decision: Decision) -> list[str]:

@@ -22,7 +22,7 @@ import click
 from core.text.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.console import Console
 
@@ -54,6 +54,12 @@ def styled(text: str, **style: Any) -> Shown:
 def say(*parts: str, err: bool = False) -> None:
     """Print one line, on standard error if need be."""
     click.echo(shown(*parts), err=err)
+
+
+def say_all(lines: Iterable[str]) -> None:
+    """Print lines."""
+    for line in lines:
+        say(line)
 
 
 def say_json(value: object) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.cli.cards import proof
-from core.cli.layout import paragraph, say, say_json, styled, table
+from core.cli.layout import paragraph, say, say_all, say_json, styled, table
 from core.contract.kinds import KINDS
 from core.registry import DEFAULT_PARALLEL_STRATEGY, Row, Status, known_aliases, listing, plugin_manager
 from core.registry.builtins import CORE
@@ -133,8 +133,7 @@ def _print(rows: Sequence[Row], outcomes: dict[Row, Outcome], owners: dict[Row, 
     notes = [_note(row, outcomes, [preset.alias for preset, owner in owners.items() if owner is row]) for row in rows]
     if proofs:
         notes = [f"proven: {proofs[row]}" + (note and f"; {note}") for row, note in zip(rows, notes, strict=True)]
-    for line in table(headers, cells, notes):
-        say(line)
+    say_all(table(headers, cells, notes))
 
 
 def _note(row: Row, outcomes: dict[Row, Outcome], presets: Sequence[str]) -> str:
@@ -240,15 +239,13 @@ def _print_providers(providers: Sequence[dict[str, Any]], problems: Sequence[Row
         [entry["provider"], entry["version"], _styled(Status(entry["status"])), _counts(entry["offers"])]
         for entry in providers
     ]
-    for line in table(["Package", "Version", "Status", "Offers"], rows, [entry["detail"] for entry in providers]):
-        say(line)
+    say_all(table(["Package", "Version", "Status", "Offers"], rows, [entry["detail"] for entry in providers]))
     if problems:
         say()
         say(styled("Problems", bold=True))
     for problem in problems:
         say(f"{problem.provider}  ", _styled(problem.status))
-        for line in paragraph(f"{problem.detail} ({problem.location})".removesuffix(" ()"), indent="    "):
-            say(line)
+        say_all(paragraph(f"{problem.detail} ({problem.location})".removesuffix(" ()"), indent="    "))
 
 
 def _counts(offers: dict[str, int]) -> str:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from core.cli.layout import say
+from core.cli.layout import say_all
 from core.registry import PRELUDES, Status, load_prelude, plugin_manager
 
 _NAMED = "core.cli.run.preludes"
@@ -128,7 +128,8 @@ def run(
     if explains:
         _check_script(script, is_module=False)
         _explain(names, script)
-    runs_once = devices is None and num_nodes == 1 and any(_owns_processes(name) for name in names)
+    is_plain = devices is None and num_nodes == 1
+    runs_once = is_plain and any(getattr(load_prelude(name), "owns_processes", False) for name in names)
     start = [] if runs_once else _torchrun(devices or "auto", num_nodes, node_rank, main_address, main_port)
     _check_script(script, is_module)
     _check_core()
@@ -182,10 +183,5 @@ def _explain(names: list[str], script: str) -> NoReturn:
         raise click.UsageError("--explain needs a prelude that reports on scripts, such as --lightning.")
     found = [report(Path(script)) for report in reports]
     for text, _ in found:
-        for line in text.splitlines():
-            say(line)
+        say_all(text.splitlines())
     sys.exit(0 if all(is_whole for _, is_whole in found) else 1)
-
-
-def _owns_processes(name: str) -> bool:
-    return bool(getattr(load_prelude(name), "owns_processes", False))

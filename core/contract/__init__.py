@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from core.contract.hookspecs import EventHooks, empty_hook, hookimpl, is_empty_hook
     from core.contract.kinds import EXPORTS_GROUP, HOOKS_GROUP, KINDS, PRELUDES_GROUP, Kind
     from core.contract.launcher import Launcher
+    from core.contract.layout import ExplainsLayout
     from core.contract.logger import Logger
     from core.contract.precision import ClippingAlgorithm, NumberFormats, Precision
     from core.contract.protocols import ComputesLoss, KeepsRankState, MakesOptimizers, SetsUpJointly, SetupHost
@@ -80,6 +81,7 @@ __all__ = [
     "Devices",
     "DirectCollectives",
     "EventHooks",
+    "ExplainsLayout",
     "FingerprintError",
     "Found",
     "GradientClipping",

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from core.contract.rank_location import RankLocation
 
 
 @dataclass(frozen=True, slots=True)
-class RankStatus:
-    """The status of a rank, published by itself, or by a rank of its host.
+class RankStatus(RankLocation):
+    """The status of a rank, published by itself, or by a rank of its host: more than a `HangError` carries.
 
     Attributes:
-        rank: global rank.
-        state: see `core.contract.rank_location`.
-        phase: of its heartbeat.
-        line: the user's own.
-        since_s: seconds since it made progress.
         warn_after_s: how long it may stand still before a warning.
         end_after_s: how long it may stand still before that ends the run.
         least_s: the same where it is certain that nothing will move.
-        collective: the one that it waits in.
-        awaits: what it waits for, as its strategy says it.
-        awaited_ranks: of which ranks that is.
+        awaited_ranks: of which ranks is what it waits for.
         is_usual: as in `core.watch.flight_recorder.Collective`.
         call: the number of the collective in which another rank's native code aborted, if that is reported instead.
         count: of its heartbeat.
-        host: its machine.
         machine: see `core.watch.kernel.machine`.
-        pid: its process.
         thread: the watched one, by Python's number.
         watcher: the thread that watches, by the kernel's number.
         stack: as Python prints it.
@@ -38,23 +29,14 @@ class RankStatus:
         stacks: path of what faulthandler has written for it, for processes of its machine.
     """
 
-    rank: int
-    state: str
-    phase: str = ""
-    line: str = ""
-    since_s: float = 0.0
     warn_after_s: float = 0.0
     end_after_s: float = 0.0
     least_s: float = 0.0
-    collective: str = ""
-    awaits: str = ""
     awaited_ranks: tuple[int, ...] = ()
     is_usual: bool = False
     call: str = ""
     count: int = 0
-    host: str = ""
     machine: str = ""
-    pid: int = 0
     thread: int = 0
     watcher: int = 0
     stack: str = ""
@@ -88,12 +70,9 @@ class RankStatus:
     @classmethod
     def from_text(cls, text: str) -> RankStatus:
         """Read what `to_text` wrote."""
-        fields = json.loads(text)
-        return cls(**fields | {"awaited_ranks": tuple(fields.get("awaited_ranks", ()))})
+        read = json.loads(text)
+        return cls(**read | {"awaited_ranks": tuple(read.get("awaited_ranks", ()))})
 
     def location(self) -> RankLocation:
         """The part of the status that a HangError carries."""
-        return RankLocation(
-            *(self.rank, self.state, self.phase, self.line, self.since_s, self.collective, self.host, self.pid),
-            awaits=self.awaits,
-        )
+        return RankLocation(*(getattr(self, one.name) for one in fields(RankLocation)))

@@ -1,5 +1,8 @@
 import json
 import re
+from functools import partial
+
+import pytest
 
 
 def test_each_decision_with_its_reason(core_cli):
@@ -115,3 +118,49 @@ def test_what_is_no_model(core_cli):
         assert done.returncode == 1
         assert f"Error: --model {name}" in done.stderr
         assert message in done.stderr
+
+
+TOLD = """
+from core import Strategy
+
+class Told(Strategy):
+    def __init__(self, width=1, plan=None, name=""):
+        super().__init__()
+        self.given = width, plan, name
+
+    def explain_layout(self, module):
+        yield "given", repr(self.given), "of a test"
+        if module is not None:
+            yield "model", type(module).__name__, "of a test"
+"""
+
+
+@pytest.fixture
+def explain_told(core_cli):
+    core_cli.install("core-acme", "[core.strategies]\ntold = core_acme:Told\n", modules={"core_acme": TOLD})
+    (core_cli.working / "nets.py").write_text(MODEL)
+    return partial(core_cli, "explain", "--accelerator", "cpu", "--devices", "1")
+
+
+def test_options_of_a_strategy(explain_told):
+    given = ["width=2", 'plan={"up": true}', "name=1F1B"]
+    done = explain_told("--strategy", "told", *given, "--model", "nets:Net")
+    assert done.returncode == 0, done.stderr
+    lines = " ".join(done.stdout.split())
+    assert "strategy told strategy='told' was asked for, with width=2" in lines
+    assert "given (2, {'up': True}, '1F1B') of a test" in lines
+    assert "model Net of a test" in lines
+
+
+def test_options_that_a_strategy_does_not_have(explain_told):
+    done = explain_told("--strategy", "told", "widht=2")
+    assert done.returncode == 1
+    assert "widht" in done.stderr
+    assert "expected an option" in explain_told("--strategy", "told", "width").stderr
+    assert "Name the strategy" in explain_told("width=2").stderr
+
+
+def test_a_strategy_that_explains_nothing(core_cli):
+    done = core_cli("explain", "--accelerator", "cpu", "--devices", "2", "--strategy", "ddp", "static_graph=True")
+    assert done.returncode == 0, done.stderr
+    assert "layout not told DDPStrategy is no core.contract.ExplainsLayout" in " ".join(done.stdout.split())

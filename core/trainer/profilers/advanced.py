@@ -37,16 +37,10 @@ class AdvancedProfiler(Profiler):
             raise ConfigurationError(f"num_lines={num_lines}: expected a number of functions from 1.")
         super().__init__(dirpath, filename)
         self._num_lines = num_lines
-        self._clear()
 
     def _clear(self) -> None:
         self._profiles: dict[str, cProfile.Profile] = {}
         self._running: list[str] = []
-
-    def setup(self, stage: str, folder: str | os.PathLike[str], rank: int) -> None:
-        """All ranks. A stage begins."""
-        super().setup(stage, folder, rank)
-        self._clear()
 
     def start(self, action: str) -> None:
         """The action begins; the one around it pauses."""

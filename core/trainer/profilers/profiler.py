@@ -43,6 +43,10 @@ class Profiler(abc.ABC):
         self.dirpath = None if dirpath is None else Path(dirpath).expanduser()
         self.filename = filename
         self._folder = Path()
+        self._clear()
+
+    def _clear(self) -> None:
+        """Begin anew, in a new profiler and at each stage."""
 
     @abc.abstractmethod
     def start(self, action: str) -> None:
@@ -70,6 +74,7 @@ class Profiler(abc.ABC):
         """
         self.stage, self.rank = stage, rank
         self._folder = self.dirpath or Path(folder)
+        self._clear()
 
     def wrap(self, action: str, function: Callable[P, R]) -> Callable[P, R]:
         """The same function, measured."""

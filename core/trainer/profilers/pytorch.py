@@ -48,7 +48,6 @@ class PyTorchProfiler(Profiler):
         self._schedule, self._on_trace_ready = schedule, on_trace_ready
         self._num_rows, self._options = num_rows, options
         self._profile: torch.profiler.profile | None = None
-        self._clear()
 
     def _clear(self) -> None:
         self._ranges: dict[str, list[record_function]] = {}
@@ -59,7 +58,6 @@ class PyTorchProfiler(Profiler):
     def setup(self, stage: str, folder: str | os.PathLike[str], rank: int) -> None:
         """All ranks. A stage begins: so does the schedule."""
         super().setup(stage, folder, rank)
-        self._clear()
         schedule = self._schedule or torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)
         self._profile = torch.profiler.profile(schedule=schedule, on_trace_ready=self._export, **self._options)
         self._profile.start()

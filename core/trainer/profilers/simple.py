@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from core.trainer.profilers.profiler import Profiler
-
-if TYPE_CHECKING:
-    import os
 
 _HEADER = ("action", "calls", "mean ms", "total s", "% of run")
 
@@ -24,19 +20,10 @@ class SimpleProfiler(Profiler):
         filename: begins their names: `fit-profile.txt`.
     """
 
-    def __init__(self, dirpath: str | os.PathLike[str] | None = None, filename: str = "profile") -> None:
-        super().__init__(dirpath, filename)
-        self._clear()
-
     def _clear(self) -> None:
         self._began_ns = self._ended_ns = time.perf_counter_ns()
         self._running: dict[str, list[int]] = {}
         self._measured: dict[str, list[int]] = {}
-
-    def setup(self, stage: str, folder: str | os.PathLike[str], rank: int) -> None:
-        """All ranks. A stage begins."""
-        super().setup(stage, folder, rank)
-        self._clear()
 
     def start(self, action: str) -> None:
         """The action begins."""
@@ -64,11 +51,8 @@ class SimpleProfiler(Profiler):
             (action, f"{calls}", f"{total / calls / 1e6:.3f}", f"{total / 1e9:.3f}", f"{100 * total / whole_ns:.1f}")
             for action, (calls, total) in ranked
         ]
-        return _to_table([_HEADER, *rows, ("the whole run", "1", *_whole(whole_ns), "100.0")])
-
-
-def _whole(duration_ns: int) -> tuple[str, str]:
-    return f"{duration_ns / 1e6:.3f}", f"{duration_ns / 1e9:.3f}"
+        last = ("the whole run", "1", f"{whole_ns / 1e6:.3f}", f"{whole_ns / 1e9:.3f}", "100.0")
+        return _to_table([_HEADER, *rows, last])
 
 
 def _to_table(rows: list[tuple[str, ...]]) -> str:

@@ -64,7 +64,7 @@ class TrainerOptions:
         Raises:
             ConfigurationError: one that can't be met.
         """
-        max_time = _make_max_time(given["max_time"])
+        max_time = None if given["max_time"] is None else parse_duration("max_time", given["max_time"])
         val_check_interval, val_check_time = _make_val_check(given["val_check_interval"])
         meant: dict[str, Any] = {
             "max_time": max_time,
@@ -131,15 +131,6 @@ def _make_clipping(value: Any, algorithm: ClippingAlgorithm | None) -> GradientC
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise ConfigurationError(f"gradient_clip_val={value!r}: expected a positive number, or None not to clip.")
     return GradientClipping(float(value), algorithm or "norm")
-
-
-def _make_max_time(value: timedelta | Mapping[str, int] | str | None) -> timedelta | None:
-    """Understand a duration.
-
-    Raises:
-        ConfigurationError: it is of no known form.
-    """
-    return None if value is None else parse_duration("max_time", value)
 
 
 def _make_val_check(

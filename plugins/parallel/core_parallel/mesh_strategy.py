@@ -327,7 +327,7 @@ class MeshStrategy(FSDPStrategy):
         if (own := self._experts_mesh) is None:
             return []
         found = expert_modules.plan(module, self._expert_plan, own)
-        expert_shards.check(found, own)
+        expert_shards.check(found, own["expert"].size(), own["expert_shard"].size())
         return found
 
     @property
@@ -375,6 +375,17 @@ class MeshStrategy(FSDPStrategy):
                 reshard_after_forward=self.sharding.reshard_after_forward is not False,
             )
         super().configure_sharding(module)
+
+    def _gathering(self, module: nn.Module, layout: Any) -> dict[str, Any]:
+        """The fields of `PlacedModel` about shards."""
+        if self.sizes.shard == 1:
+            return {}
+        policy, units = self._policy(), []
+        if layout is None:  # else parts are gathered once a step
+            wrapping.check_parameters(module)
+            chosen = wrapping.choose_modules(module, self.configure_fsdp_auto_wrap_policy(module), "auto_wrap_policy")
+            units = wrapping.units_of(module, chosen) if self.sharding.reshard_after_forward is not False else []
+        return {"units": units, "gathers_as": policy.param_dtype, "reduces_as": policy.reduce_dtype}
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """All ranks. Replace the optimizer's parameters by their parts; see `FSDPStrategy.setup_optimizer`."""

@@ -24,7 +24,7 @@ from core_fsdp.same_batches import SameBatches
 from core_parallel.communication import averages
 from core_parallel.communication.point_to_point import Line
 from core_parallel.context.sequence import check_whole_batches, in_parts, newest_turn
-from core_parallel.experts import expert_modules
+from core_parallel.experts import expert_modules, expert_shards
 from core_parallel.mesh import sizes
 from core_parallel.mesh.placements import cut_axes, placed_like
 from core_parallel.mesh_strategy import MeshStrategy
@@ -35,7 +35,7 @@ from core_parallel.pipeline.draws import Draws
 from core_parallel.pipeline.peers import Peers
 from core_parallel.stages import balance as balances
 from core_parallel.stages import first_values, named_parts, part_times, parts, shards
-from core_parallel.stages.layout import Layout
+from core_parallel.stages.layout import Layout, stage_owners
 from core_parallel.stages.shards import Shards
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from core import GradientClipping
     from core.contract import Awaited
+    from core_parallel.explained.placed_model import PlacedModel
     from core_parallel.pipeline.scheduled_step import ScheduledStep
 
 _log = logging.getLogger(__name__)
@@ -239,11 +240,21 @@ class MeshParallelStrategy(MeshStrategy):
                 self._seconds[module] = part_times.agreed(self, module, modules)
             return self._seconds[module]
 
-        cut = parts.cut(module, line.size * self._stages_per_rank, self._parts, self._balance, measure)
+        return self._layout_of(module, line.size, line.position, self._balance, measure)
+
+    def _layout_of(
+        self,
+        module: nn.Module,
+        size: int,
+        position: int,
+        balance: balances.Balance,
+        measure: balances.Measure | None = None,
+    ) -> Layout:
+        cut = parts.cut(module, size * self._stages_per_rank, self._parts, balance, measure)
         if self.sizes.context > 1:  # the call of one module is made in parts of the sequence
             cut = replace(cut, inner=None)
         in_v = self._schedule is not None and self._schedule.in_v
-        return Layout(module, cut, line.size, line.position, in_v=in_v)
+        return Layout(module, cut, size, position, in_v=in_v)
 
     def _cut(self, module: nn.Module, layout: Layout, line: Line) -> None:
         schedule = self._schedule
@@ -293,6 +304,50 @@ class MeshParallelStrategy(MeshStrategy):
         for one in (*module.parameters(), *module.buffers()):
             if not one.is_meta and not isinstance(one, DTensor):  # those are where they have to be
                 one.data = one.data.to(self.root_device)
+
+    # before a run ---------------------------------------------------------------------------------------------------
+
+    def explain_layout(self, module: nn.Module | None) -> Iterator[tuple[str, str, str]]:
+        """One process, without a group. Rows about the mesh, a model on it, and what is sent; see `ExplainsLayout`."""
+        from core_parallel.explained import mesh_rows, model_rows, sent  # only `core explain` asks
+
+        one, schedule = self.sizes, self._schedule
+        in_v = schedule is not None and schedule.in_v
+        yield from mesh_rows.rows(one, stage_owners(one.pipeline * self._stages_per_rank, one.pipeline, in_v=in_v))
+        if module is not None and self.world_size > 1:
+            placed = self._placed_model(module)
+            yield from model_rows.rows(placed)
+            yield from sent.rows(placed)
+
+    def _placed_model(self, module: nn.Module) -> PlacedModel:
+        """One process, without a group. The module as `setup_module` would lay it out, with the same refusals."""
+        from core_parallel.explained.placed_model import PlacedModel
+
+        one = self.sizes
+        self._check_hooks(module)
+        refuse_sparse_layers(self, module)
+        if one.context > 1:
+            check_whole_batches(module)
+        found = expert_modules.divided(module, self._expert_plan, one.expert) if one.expert > 1 else []
+        expert_shards.check(found, one.expert, one.of_experts[1])
+        layout = None
+        if one.pipeline > 1:
+            balance = "parameters" if self._balance == "time" else self._balance
+            layout = self._layout_of(module, one.pipeline, 0, balance)
+            schedule, repeated = self._schedule, layout.modules_around() if layout.needs_call else ()
+            batch_norms.microbatches_for(module, self._microbatches, schedule, repeated)
+            expert_modules.check_owners(found, layout.owners())
+            if one.shard > 1:
+                shards.check(layout)
+        return PlacedModel(
+            self.precision_plugin.convert_module(module),
+            one,
+            self.precision_plugin.formats,
+            layout,
+            styles=self._planned(module, found),
+            experts=found,
+            **self._gathering(module, layout),
+        )
 
     # optimizers -----------------------------------------------------------------------------------------------------
 

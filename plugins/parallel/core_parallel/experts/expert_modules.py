@@ -137,10 +137,15 @@ def plan(module: nn.Module, given: Any, mesh: DeviceMesh) -> list[ExpertModule]:
     if already := [one for one in module.parameters() if is_expert(one)]:
         _refuse_other(already[0], mesh)
         return []
+    found = divided(module, given, mesh["expert"].size())
+    _refuse_meta(found)
+    return found
+
+
+def divided(module: nn.Module, given: Any, size: int) -> list[ExpertModule]:
+    """The experts of a whole module, of which as many ranks can have equally many; see `plan`."""
     found = find(module, given)
     _refuse_tied(module, found)
-    _refuse_meta(found)
-    size = mesh["expert"].size()
     for experts in found:
         if experts.count % size:
             raise ModuleError(

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from core_parallel.experts.expert_modules import ExpertModule
 
 
-def check(found: Iterable[ExpertModule], mesh: DeviceMesh) -> None:
+def check(found: Iterable[ExpertModule], experts: int, size: int) -> None:
     """Refuse experts that can't be cut into equal shards.
 
     Args:
         found: whole ones.
-        mesh: of the experts.
+        experts: over how many ranks they are distributed.
+        size: over how many ranks with the same ones they are sharded.
 
     Raises:
         ModuleError: with the name of a parameter.
     """
-    experts, size = mesh["expert"].size(), mesh["expert_shard"].size()
     for one in found:
         for name, parameter in one.parameters.items():
             shape = (parameter.shape[0] // experts, *parameter.shape[1:])

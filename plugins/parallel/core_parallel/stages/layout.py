@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
+def stage_owners(num_stages: int, size: int, *, in_v: bool = False) -> list[int]:
+    """The position of the rank that has a stage, for each; see `Layout`."""
+    turns = [divmod(stage, size) for stage in range(num_stages)]
+    return [size - 1 - place if in_v and turn % 2 else place for turn, place in turns]
+
+
 class Layout:
     """The stages of a model on the ranks of a pipeline.
 
@@ -31,8 +37,7 @@ class Layout:
     def __init__(self, user: nn.Module, cut: Cut, size: int, position: int, *, in_v: bool = False) -> None:
         self.user, self.cut, self.size, self.position = user, cut, size, position
         self.num_stages = len(cut.stages)
-        turns = [divmod(stage, size) for stage in range(self.num_stages)]
-        self._owners = [size - 1 - place if in_v and turn % 2 else place for turn, place in turns]
+        self._owners = stage_owners(self.num_stages, size, in_v=in_v)
         self.own_stages = [stage for stage, owner in enumerate(self._owners) if owner == position]
         self._outside: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._names = {id(module): name for name, module in user.named_modules()}
@@ -78,9 +83,13 @@ class Layout:
 
     def describe(self, stage: int) -> str:
         """The stage with the names of its parts, for errors."""
-        names = [self._names.get(id(part), getattr(part, "__name__", "?")) for part in self.cut.stages[stage]]
+        names = self.names_of(stage)
         shown = ", ".join(map(repr, names if len(names) <= 4 else [*names[:2], "...", names[-1]]))
         return f"Stage {stage} ({shown})"
+
+    def names_of(self, stage: int) -> list[str]:
+        """The names of the parts of a stage; of a function its own."""
+        return [self._names.get(id(part), getattr(part, "__name__", "?")) for part in self.cut.stages[stage]]
 
     def named_modules_of(self, stage: int) -> list[tuple[str, nn.Module]]:
         """All modules in the parts of a stage, by name."""

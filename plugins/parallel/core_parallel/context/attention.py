@@ -143,5 +143,13 @@ class Caught(TorchFunctionMode):
         elif options["is_causal"]:  # without a mask in memory, where a kernel of the device knows this one
             end = (self._group.rank() + 1) * self.length
             key, value = key[..., :end, :], value[..., :end, :]
-            mask, options = causal_lower_right(self.length, end), {**options, "is_causal": False}
+            mask, options = _causal(self.length, end, query.device), {**options, "is_causal": False}
         return _ATTENTION(query, key, value, attn_mask=mask, **options)
+
+
+def _causal(rows: int, columns: int, device: torch.device) -> Tensor:
+    """The causal mask of the last rows: without memory, as kernels know it, or whole if torch can't make that one."""
+    try:
+        return causal_lower_right(rows, columns)
+    except RuntimeError:  # in a TorchDispatchMode, such as torch's counters of operations
+        return torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows)

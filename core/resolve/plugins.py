@@ -61,10 +61,7 @@ def _kind_of_name(name: str) -> str:
     if kinds:
         raise ConfigurationError(f"plugins has {name!r}, which is a {' and a '.join(kinds)}. Pass an instance instead.")
     near = near_names(alias, set().union(*offered.values()))
-    advice = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"See {_listings()}."
+    listings = ", ".join(f"`core list-{KINDS[kind].plural}`" for kind in _OWN)
+    advice = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"See {listings}."
     message = f"plugins has {name!r}, which no installed package offers. Expected {_EXPECTED}. {advice}"
     raise UnknownAliasError(message, kind="plugin", alias=alias, near=near)
-
-
-def _listings() -> str:
-    return ", ".join(f"`core list-{KINDS[kind].plural}`" for kind in _OWN)

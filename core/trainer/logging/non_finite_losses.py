@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from core.contract import NonFiniteLossError
+from core.strategies import class_name
 from core.trainer.settings.warn_at import warn_at
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class NonFiniteLossCheck:
             self._since = self._since or self._progress.global_step
             shown = self._value = loss.item() if loss.numel() == 1 else loss
             where = f" on rank {strategy.global_rank}" if strategy.world_size > 1 else ""
-            what = f"{type(module).__name__}.training_step returned a loss of {shown}{where}"
+            what = f"{class_name(module)}.training_step returned a loss of {shown}{where}"
             self._warn(_TRAINING, what, getattr(type(module), "training_step", None))
 
     def look_at_values(self, values: Mapping[str, float], *, training: Collection[str] = ()) -> None:
@@ -119,7 +120,7 @@ def guarded(
         progress: of the run.
         weight: is asked for the weight that the step gave; a loss of weight 0 counts nowhere.
     """
-    name = type(module).__name__
+    name = class_name(module)
 
     def compute_finite_loss(batch: object, batch_idx: int) -> Tensor | None:
         loss = compute_loss(batch, batch_idx)

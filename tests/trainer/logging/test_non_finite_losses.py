@@ -83,6 +83,19 @@ def test_told_once_where_it_is_read(module, options, expected):
     assert "detect_anomaly=True" in message
 
 
+@pytest.mark.parametrize("options", [{}, {"terminate_on_nan": True}])
+def test_the_class_has_the_name_that_its_author_gave_it(options):
+    module = Diverging()
+    # As `fully_shard` does.
+    module.__class__ = type("FSDPDiverging", (Diverging,), {"__module__": "torch.distributed.fsdp._fully_shard"})
+    if options:
+        with pytest.raises(NonFiniteLossError, match=r"^Diverging\.training_step returned a loss of nan"):
+            fit(module, **options)
+    else:
+        [message] = told(module)
+        assert message.startswith("Diverging.training_step returned a loss of nan")
+
+
 class DivergingFrom(Diverging):
     """NaN in some steps only: what is NaN doesn't reach the weights."""
 

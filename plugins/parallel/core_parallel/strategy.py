@@ -315,6 +315,8 @@ class MeshParallelStrategy(MeshStrategy):
         in_v = schedule is not None and schedule.in_v
         yield from mesh_rows.rows(one, stage_owners(one.pipeline * self._stages_per_rank, one.pipeline, in_v=in_v))
         if module is not None and self.world_size > 1:
+            if self._balance == "time" and one.pipeline > 1:
+                yield "balance", "parameters", "balance='time' is measured when a run begins, and may cut elsewhere"
             placed = self._placed_model(module)
             yield from model_rows.rows(placed)
             yield from sent.rows(placed)

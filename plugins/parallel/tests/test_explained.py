@@ -143,6 +143,8 @@ def test_stages_and_cut_layers() -> None:
     assert found["cut layers"] == "8 by columns + 4 by rows"
     assert found["sends over tensor"] == "384 B a position"
     assert found["sends over pipeline"] == "512 B a sample"
+    assert "balance" not in found
+    assert explained(module, pipeline=2, balance="time")["balance"] == "parameters"
     small = explained(module, 4, "bf16-mixed", pipeline=2, tensor=2)
     assert small["sends over tensor"] == "up to 384 B a position"
 

@@ -2,12 +2,16 @@
 
     torchrun --nproc-per-node 2 benchmarks/parallel.py [--steps 4] [--rounds 15] [--only 1F1B tensor]
 
-Messages are counted below torch.distributed, as operations of `c10d`, in a step after the first ones. The bubble is
+Messages are counted below torch.distributed, as operations of `c10d`, in a step that makes no check. The bubble is
 that of the order in which the stages computed in a real step, with one unit of time for a forward and two for a
 backward. CPU is that of both ranks together: contenders take turns in going first, a round is so many steps of each,
 and a ratio is that of two runs of one round; beside its median is an interval in which the true one lies in 95 of 100
 cases. By hand means torch's own API: `torch.distributed.pipelining`, `parallelize_module`, `fully_shard`,
-`DistributedDataParallel`. Both must reach the same loss.
+`DistributedDataParallel`. Both must reach the same loss. All checks are at their default.
+
+Contests begin after 17 steps, of which the 1st, 4th and 16th are compared with plain ones, as the 64th, the 256th and
+every 1000th are. The second table has the CPU of each check in a step that makes it: whether to compare is decided in
+each step, and batches are hashed in every 100th. Its shares are those of all checks, at these rates.
 """
 
 from __future__ import annotations
@@ -17,9 +21,11 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -35,7 +41,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from core import Fabric
+from core_fsdp import same_batches
 from core_parallel import MeshParallelStrategy
+from core_parallel.context import sequence
+from core_parallel.modules import check_keys
 from core_parallel.profiling.recorder import Span, recording
 
 WORDS, WIDTH, HEADS, LENGTH, BATCH, MICROBATCHES, NUM_BLOCKS = 97, 256, 4, 64, 16, 8, 4
@@ -151,7 +160,7 @@ def by_hand_in_stages(name: str, numbers: Sequence[int], cuts: Sequence[int]) ->
         given = {"target": targets, "losses": losses} if has_last else {}
         schedule.step(*([inputs] if has_first else []), return_outputs=False, **given)
         optimizer.step()
-        return float(torch.stack(losses).mean()) if has_last else None
+        return float(torch.stack(losses).detach().mean()) if has_last else None
 
     return step
 
@@ -278,14 +287,19 @@ def bubble(ours: Ours) -> str:
     return f"{replay(gathered):.1%}"
 
 
+_UNITS = ("forward", "backward", "weights")
+"""The kinds of spans that take units of time; a loss and an update take none."""
+
+
 def replay(ranks: Sequence[Sequence[Span]]) -> float:
     """The share of time in which ranks wait if a forward takes 1, and a backward 2: 1 for inputs, 1 for weights."""
     orders = [
-        list(dict.fromkeys((s.kind, s.stage, s.microbatch) for s in spans if s.kind != "loss")) for spans in ranks
+        list(dict.fromkeys((s.kind, s.stage, s.microbatch) for s in spans if s.kind in _UNITS)) for spans in ranks
     ]
     apart = {(stage, index) for order in orders for kind, stage, index in order if kind == "weights"}
     last, ends, clocks, work = max(stage for order in orders for _, stage, _ in order), {}, [0.0] * len(orders), 0.0
     while any(orders):
+        left = sum(map(len, orders))
         for rank, order in enumerate(orders):
             while order and (before := _before(*order[0], last)) <= ends.keys():
                 kind, stage, index = order[0]
@@ -293,6 +307,7 @@ def replay(ranks: Sequence[Sequence[Span]]) -> float:
                 clocks[rank] = max([clocks[rank], *(ends[one] for one in before)]) + length
                 ends[order.pop(0)] = clocks[rank]
                 work += length
+        assert sum(map(len, orders)) < left, orders  # no rank can go on
     return 1 - work / (max(clocks) * len(ranks))
 
 
@@ -318,7 +333,7 @@ def cpu_ms(step: Step, num_steps: int) -> float:
 
 def compare(ours: Step, theirs: Step, num_steps: int, num_rounds: int) -> list[str]:
     """Medians of both, and of their ratios; the loss of both must be the same, where a rank has it."""
-    for _ in range(3):
+    for _ in range(17):
         one, other = ours(), theirs()
         assert other is None or abs(one - other) < 1e-3, (one, other)
     pairs = []
@@ -332,6 +347,62 @@ def compare(ours: Step, theirs: Step, num_steps: int, num_rounds: int) -> list[s
     ratios = sorted(one / other for one, other in pairs)
     least, most = (ratios[place] for place in interval(num_rounds))
     return [*(f"{one:.1f}" for one in medians), f"{statistics.median(ratios):.3f}", f"{least:.3f} to {most:.3f}"]
+
+
+@contextmanager
+def checking(*, compares: bool = False, hashes: bool = False) -> Iterator[None]:
+    """A context in which steps are compared, or batches hashed, each time or never."""
+    with (
+        patch.object(check_keys, "_EARLY", frozenset()),
+        patch.object(check_keys, "EVERY", 1 if compares else 10**9),
+        patch.object(same_batches, "EVERY", 1 if hashes else 10**9),
+    ):
+        yield
+
+
+@contextmanager
+def timed(*functions: tuple[Any, str]) -> Iterator[list[float]]:
+    """A context in which the seconds of CPU that functions take are noted; they are given as owners and names."""
+    found: list[float] = []
+
+    def around(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            began = time.process_time()
+            try:
+                return function(*args)
+            finally:
+                found.append(time.process_time() - began)
+
+        return run
+
+    with ExitStack() as stack:
+        for owner, name in functions:
+            stack.enter_context(patch.object(owner, name, around(getattr(owner, name))))
+        yield found
+
+
+def cost_of_checks(step: Step, num_rounds: int) -> list[str]:
+    """Milliseconds of a step, and of each check in one that makes it; their shares of steps after the first 1,000."""
+    decides = (check_keys.CheckKeys, "is_new"), (check_keys, "agreed"), (sequence, "agreed")
+    own = {"decides": 0.0, "hashes": 0.0}
+    plain, compared = [], []
+    for _ in range(num_rounds):
+        with checking(), timed(*decides) as found:
+            plain.append(cpu_ms(step, 1))
+        own["decides"] += sum(found)
+        with checking(compares=True):
+            compared.append(cpu_ms(step, 1))
+        with checking(hashes=True), timed((same_batches.SameBatches, "check")) as found:
+            cpu_ms(step, 1)
+        own["hashes"] += sum(found)
+    total = torch.tensor([*own.values()])
+    dist.all_reduce(total)
+    decide, hashed = (1e3 * total / num_rounds).tolist()
+    usual = statistics.median(plain)
+    compare = max(0.0, statistics.median(compared) - usual)
+    shares = [decide / usual, hashed / 100 / usual, compare / 1000 / usual]
+    of_first = decide / usual + hashed / 100 / usual + 6 * compare / 1000 / usual
+    return [f"{one:.2f}" for one in (usual, decide, hashed, compare)] + [f"{sum(shares):.2%}", f"{of_first:.2%}"]
 
 
 def interval(number: int) -> tuple[int, int]:
@@ -351,6 +422,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     table = Table("", "sends", "collectives", "KiB", "by hand", "", "", "bubble", "ms CPU", "by hand", "ratio", "95 %")
+    of_checks = Table("", "ms CPU", "decides", "hashes", "compares", "share", "of the first 1,000")
     before = os.getloadavg()[0]
     for name, contest in contests().items():
         if arguments.only and not any(part in name for part in arguments.only):
@@ -359,10 +431,12 @@ def main() -> None:
         figures = compare(ours.step, theirs, arguments.steps, arguments.rounds) if theirs else []
         for _ in range(3):
             ours.step()
-        counts = [*count(ours.step), *(count(theirs) if theirs else [""] * 3)]
-        table.add_row(name, *counts, bubble(ours), *figures)
+        with checking():
+            counts = [*count(ours.step), *(count(theirs) if theirs else [""] * 3)]
+            table.add_row(name, *counts, bubble(ours), *figures)
+        of_checks.add_row(name, *cost_of_checks(ours.step, max(5, arguments.rounds // 3)))
     if dist.get_rank() == 0:
-        Console(width=140).print(table)
+        Console(width=140).print(table, of_checks)
         print(f"Load of the machine: {before:.1f} before, {os.getloadavg()[0]:.1f} after.")
     dist.destroy_process_group()
 

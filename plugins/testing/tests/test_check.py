@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from core_testing import programs
 from core_testing.cli import card
 
 ENTRY = "[core.loggers]\nlines = lines_plugin:LinesLogger\n"
@@ -245,6 +246,22 @@ def test_a_card_tells_of_whole_suites(core_cli, lines):
     done = check(core_cli, "lines", "-k", "metrics", "--card")
     assert done.returncode == 1
     assert "leave out -k and --options" in done.stderr
+
+
+def test_runs_with_a_core_that_keeps_no_cards(core_cli, lines):
+    """Its oldest, of the same version: this one, but for those names."""
+    lines()
+    older = "from core import cli\n\nmain = cli.main\ndel cli.own_card, cli.files_digest, cli.package_folder\n"
+    core_cli.install("older", modules={"older": older})
+
+    def run(*arguments):
+        command = [sys.executable, "-c", "import older; older.main()", "check", "lines", *arguments]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(core_cli.packages), *sys.path])}
+        return programs.run(command, cwd=core_cli.working, env=environment, timeout=120)
+
+    done = run("-k", "metrics", "--json")
+    assert json.loads(done.stdout)["files"] == {}
+    assert run("--card").stderr.endswith("keeps no cards. Install the release, or leave out --card.\n")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"results": 3}', '{"results": [{"files": "\\u001b[2J"}]}', "\x00"])

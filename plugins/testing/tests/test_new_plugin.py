@@ -79,8 +79,13 @@ def test_says_what_it_has_written_and_what_to_do_next(core_cli):
     done = core_cli("new-plugin", "Acme_Fast", "--kind", "logger")
     assert "core-acme-fast: 14 files" in done.stdout
     assert "  core_acme_fast/logger.py" in done.stdout
-    assert "core check acme_fast --kind logger" in done.stdout
-    project = tomllib.loads((core_cli.working / "core-acme-fast" / "pyproject.toml").read_text())["project"]
+    written = core_cli.working / "core-acme-fast"
+    steps = [line.strip() for line in done.stdout.partition("Next:")[2].splitlines() if line]
+    check = "core check acme_fast --kind logger"
+    assert steps == ["cd core-acme-fast", "python -m pip install -c constraints.txt -e '.[dev]'", check]
+    readme = (written / "README.md").read_text().replace('"', "'")
+    assert all(f"$ {step}\n" in readme for step in steps[1:]), "its README says the same"
+    project = tomllib.loads((written / "pyproject.toml").read_text())["project"]
     assert project["entry-points"] == {"core.loggers": {"acme_fast": "core_acme_fast:AcmeFastLogger"}}
     assert project["dependencies"] == ["core-training>=0.1,<0.2"]
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core import KINDS, ConfigurationError
+from core import KINDS, ConfigurationError, __version__
 from core.cli import (
     KINDS_BY_OPTION,
-    own_card,
     paragraph,
     say,
     say_json,
@@ -105,6 +104,8 @@ def check(
         raise ConfigurationError(f"--html {html}: there is no folder {html.parent}. Make it first.")
     if card is not None and (keyword or attributes["options"]):
         raise ConfigurationError("A card tells of whole suites with a plugin's defaults: leave out -k and --options.")
+    if card is not None:
+        _own_card("")  # before the tests, not after them
     only = KINDS_BY_OPTION[kind] if kind else None
     plugins = _everything(only) if name is None else _named(name, only)
     given = {key: value for key, value in attributes.items() if value is not None}
@@ -136,12 +137,26 @@ def _write(report: CheckResult, *, html: Path | None, as_json: bool, verbose: bo
         say("--verbose prints tracebacks, and --html writes them.", err=True)
 
 
+def _own_card(provider: str) -> Path:
+    """The card of a package that the user's own runs fill.
+
+    Raises:
+        ConfigurationError: core is from before the first release, which its version can't say, and keeps no cards.
+    """
+    try:
+        from core.cli import own_card
+    except ImportError as error:
+        message = f"--card: this core-training {__version__} was built before the release, and keeps no cards."
+        raise ConfigurationError(f"{message} Install the release, or leave out --card.") from error
+    return own_card(provider)
+
+
 def _keep(report: CheckResult, card: Path, by: str) -> None:
     from core_testing.cli.card import results_of, write
 
     found = list(results_of(dataclasses.asdict(report), by=by))
     for provider in dict.fromkeys(result["provider"] for result in found):
-        path = card if card.name else own_card(provider)
+        path = card if card.name else _own_card(provider)
         write(path, [result for result in found if result["provider"] == provider])
         say(f"The card is {path}.", err=True)
 

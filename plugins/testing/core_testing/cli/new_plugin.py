@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -154,12 +155,11 @@ def new_plugin(name: str, kind: str, wraps: bool, directory: Path | None) -> Non
     say(f"{target}: {len(written)} files")
     for path in written:
         say(f"  {path}")
-    install, try_it = (
-        f"  python -m pip install --no-build-isolation -e '{target}[dev]'",
-        f"  core check {alias}{values['kind_option']}",
-    )
-    for line in ("", "Next:", install, try_it):
-        say(line)
+    install = "python -m pip install -c constraints.txt -e '.[dev]'"
+    say("")
+    say("Next:")
+    for step in (f"cd {shlex.quote(str(target))}", install, f"core check {alias}{values['kind_option']}"):
+        say(f"  {step}")
 
 
 def _checked(name: str, kind: str) -> str:

@@ -1,5 +1,6 @@
 """`core new-plugin`: what it writes passes the kit, ruff and mypy as it stands."""
 
+import configparser
 import os
 import subprocess
 import sys
@@ -143,3 +144,12 @@ def test_an_unknown_kind_is_refused_with_what_is_near(core_cli):
     wraps = core_cli("new-plugin", "acme", "--kind", "logger", "--wraps")
     assert wraps.returncode == 2
     assert "--wraps is for strategies" in wraps.stderr
+
+
+def test_its_tox_installs_torch_once(generate):
+    settings = configparser.ConfigParser(interpolation=None)
+    settings.read(generate() / "tox.ini")
+    assert [name for name in settings.sections() if "extras" in settings[name]] == ["testenv:tests"]
+    commands = settings["testenv:tests"]["commands"].split("\n")
+    assert [line.partition(" ")[0] for line in commands if line] == ["mypy", "pytest"]
+    assert settings["tox"]["env_list"] == "lint, tests"

@@ -119,13 +119,33 @@ def _layers_are_left_out(rank: Rank) -> None:
     fabric.teardown()
 
 
-def _both(rank: Rank) -> None:
+class _Keeping(Net):
+    """Keeps a loss of its own, from the second call on."""
+
+    def forward(self, words: Tensor, places: Tensor, keeps: bool = False) -> Tensor:
+        answer = super().forward(words, places)
+        if keeps:
+            self.loss = answer.square().mean()
+        return answer
+
+
+def _a_loss_is_kept(rank: Rank) -> None:
+    fabric = rank.fabric()
+    model, words = fabric.setup(_Keeping()), torch.zeros(3, 8, dtype=torch.long)
+    model(words, torch.arange(8).expand(3, 8))
+    with pytest.raises(CoreError, match="_Keeping keeps a tensor with a graph in its attribute 'loss'"):
+        model(words, torch.arange(8).expand(3, 8), keeps=True)
+    fabric.teardown()
+
+
+def _all(rank: Rank) -> None:
     _look_again(rank)
     _layers_are_left_out(rank)
+    _a_loss_is_kept(rank)
 
 
 def test_a_sequence_in_parts_is_compared_again_at_another_key() -> None:
-    on_mesh(2, 1, context=2).run(_both)
+    on_mesh(2, 1, context=2).run(_all)
 
 
 # pipeline -----------------------------------------------------------------------------------------------------------

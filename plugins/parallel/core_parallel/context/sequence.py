@@ -97,6 +97,7 @@ class Context:
             return self._run(forward, args, kwargs)
         compares, looks = self._due(args, kwargs)
         if compares:
+            self._is_looked_at = False
             self.check(forward, args, kwargs)
         changes = self._own_changes(forward, args, kwargs) if looks else []
         result = self._run(forward, args, kwargs)  # first: what keeps a tensor with a graph is refused as such

@@ -1,5 +1,6 @@
 """The release command: refused where something disagrees, built twice and equal, and what `core doctor` compares."""
 
+import ast
 import json
 import os
 import re
@@ -148,3 +149,17 @@ def test_another_version_is_told(tmp_path):
         ("release core-training", "broken", f"{__version__} is installed, and the release has 99.0"),
         ("release", "absent", "not installed: core-none"),
     ]
+
+
+def test_a_plugins_tests_import_no_helper_of_others():
+    """Its sdist has its own tests and `tests/support`: nothing else of the checkout."""
+    folders = [ROOT / "tests", *ROOT.glob("plugins/*/tests")]
+    modules = {path.stem: path for folder in folders for path in folder.iterdir() if path.suffix in ("", ".py")}
+    for folder in folders[1:]:
+        own = {path.stem for path in folder.iterdir()} | {"support", "conftest"}
+        for path in folder.rglob("*.py"):
+            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+            names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+            foreign = {name.partition(".")[0] for name in names} & modules.keys() - own
+            assert not foreign, f"{path} imports {', '.join(foreign)}: move that into tests/support"

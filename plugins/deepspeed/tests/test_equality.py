@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sharded_training import CASES, NUM_STEPS, train
 
 from core_deepspeed import DeepSpeedStrategy
+from support.sharded_training import CASES, NUM_STEPS, train
 
 # Relative to the largest loss or weight. Gradients are added in another order, in float32, and Adam divides by them.
 TOLERANCE = 1e-5

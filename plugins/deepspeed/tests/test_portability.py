@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.portability.matrix import FORK, SINGLE_DEVICE, Configuration, compare, read_all, restore, write
 from core.checkpoint import load_checkpoint
+from support.portability import FORK, SINGLE_DEVICE, Configuration, compare, read_all, restore, write
 
 # Losses relative to the largest. Gradients are added in another order, in float32.
 TOLERANCE = 1e-5

@@ -4,11 +4,11 @@ import functools
 
 import pytest
 import torch
-from sharded_training import CASES, QUIET, Block, Net, make_loader
 
 from core import Callback, Trainer
 from core.callbacks import EMA, ModelCheckpoint, StochasticWeightAveraging
 from core_fsdp import FSDPStrategy, ModelParallelStrategy
+from support.sharded_training import CASES, QUIET, Block, Net, make_loader
 
 fork = {"start_method": "fork", "auto_wrap_policy": {Block}}
 WAYS = {

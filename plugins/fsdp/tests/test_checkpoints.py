@@ -4,7 +4,6 @@ import functools
 
 import pytest
 import torch
-from sharded_training import CASES, Block, Net, Recorder, WholeWeights, make_loader
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from core import Callback, CheckpointError, Fabric, WorkerError
@@ -12,6 +11,7 @@ from core.checkpoint import load_checkpoint
 from core_fsdp import FSDPStrategy, ModelParallelStrategy
 from core_testing import Backend
 from core_testing.ranks import end_kept_ranks
+from support.sharded_training import CASES, Block, Net, Recorder, WholeWeights, make_loader
 
 NUM_STEPS, HALF = 8, 4
 CASE = CASES["tied"]

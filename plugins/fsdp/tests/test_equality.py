@@ -4,11 +4,11 @@ import functools
 
 import pytest
 import torch
-from sharded_training import CASES, NUM_STEPS, Block, train, train_on
 
 from core_fsdp import FSDPStrategy, ModelParallelStrategy
 from core_testing import Backend
 from core_testing.ranks import end_kept_ranks
+from support.sharded_training import CASES, NUM_STEPS, Block, train, train_on
 
 pytestmark = pytest.mark.numbers
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from sharded_training import CASES, QUIET, Block, Net
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.distributed.fsdp import (
@@ -36,6 +35,7 @@ from core.strategies import STRATEGY_REGISTRY, FSDPStrategy, ModelParallelStrate
 from core_fsdp.wrapping import choose_modules
 from core_testing import programs
 from support.printed import lines_of
+from support.sharded_training import CASES, QUIET, Block, Net
 
 COMMON = (
     Capability.COLLECTIVES
@@ -812,7 +812,7 @@ def test_layers_that_compute_in_the_format_of_their_inputs_equal_one_device(poli
     ids=["checkpointing", "classes", "policy", "arguments", "prefetch", "offload"],
 )
 def test_options_that_save_memory_or_time_change_no_number(options, arguments):
-    from sharded_training import train
+    from support.sharded_training import train
 
     strategy = FSDPStrategy(start_method="fork", **options)
     losses, weights = train(CASES["clipped"], strategy, 2, max_steps=4, **arguments)

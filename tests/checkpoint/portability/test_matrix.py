@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.portability.matrix import ALL, configurations, run_matrix
+from support.portability import ALL, configurations, run_matrix
 
 pytestmark = pytest.mark.numbers
 SOME = [

@@ -3,7 +3,7 @@
 One launch of each writes: it trains 10 steps, saves, and trains 10 more. One launch of each reads all checkpoints, and
 trains 10 steps from each. The global batch is the same everywhere, and so are the losses.
 
-    python tests/checkpoint/portability/matrix.py [--processes 4] [--write matrix.md] [CONFIGURATION ...]
+    python tests/support/portability.py [--processes 4] [--write matrix.md] [CONFIGURATION ...]
 
 To add a strategy from elsewhere, call `run_matrix` with configurations of its own and some of `ALL`.
 """

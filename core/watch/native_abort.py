@@ -44,6 +44,7 @@ class TerminateHandler:
             if current != self._own:
                 self._set(current)
             self._set = None
+        self._function = lambda: None  # native code keeps this object, which keeps nothing of a run that has ended
 
     def _on_terminate(self) -> None:
         if os.getpid() == self._pid:  # a forked copy isn't watched

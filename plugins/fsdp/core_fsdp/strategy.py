@@ -6,6 +6,7 @@ Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Paramet
 
 from __future__ import annotations
 
+import atexit
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -479,6 +480,7 @@ class FSDPStrategy(ParallelStrategy):
     def leave_group(self) -> None:
         """All ranks. Modules stay sharded for the next stage of the script, and so need the group until it ends."""
         if self.launcher.calls_in_place and self._replaced:
+            atexit.unregister(self.leave_group)  # which would keep it, and its groups, when another stage has left them
             return
         self.device_mesh = None
         mesh.forget()

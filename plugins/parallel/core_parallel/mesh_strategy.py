@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import random
 from contextlib import contextmanager, nullcontext
@@ -539,6 +540,7 @@ class MeshStrategy(FSDPStrategy):
     def leave_group(self) -> None:
         """All ranks; idempotent. Leave the group, and forget its mesh; tensors in parts need it to the end."""
         if self._is_in_parts and self.launcher.calls_in_place and self._replaced:
+            atexit.unregister(self.leave_group)  # which would keep it, and its groups, when another stage has left them
             return
         self.device_mesh = self._mesh = None
         device_mesh.forget()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -318,3 +320,19 @@ _BOTH = {"shard": 2, "tensor": 2}
 def test_a_run_goes_on_under_another_strategy(source: Backend, target: Backend, form: Any, tmp_path: Path) -> None:
     both = [replace(one, strategy=partial(one.strategy, checkpoint_io=form())) for one in (source, target)]
     assert_goes_on(*both, tmp_path / "step.ckpt")
+
+
+def _lives_on(rank: Rank) -> bool:
+    def fit() -> Any:
+        trainer = rank.trainer(max_steps=1)
+        trainer.fit(Step(), loader(8))
+        return weakref.ref(trainer.strategy)
+
+    strategy = fit()
+    gc.collect()
+    return strategy() is not None
+
+
+def test_a_run_that_has_ended_is_let_go() -> None:
+    """With its model, its groups and their threads."""
+    assert on_mesh(2, 1, tensor=2).run(_lives_on) == [False, False]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-from enum import StrEnum
+from enum import Enum, StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
+
+import torch
 
 from core.callbacks import BasePredictionWriter as CoreBasePredictionWriter
 from core.callbacks import EarlyStopping as CoreEarlyStopping
@@ -86,8 +89,29 @@ def _after_base(hook: Callable[..., None]) -> Callable[..., None]:
     return on_train_start
 
 
+class EarlyStoppingReason(Enum):
+    """The causes of a stop."""
+
+    NOT_STOPPED = 0
+    STOPPING_THRESHOLD = 1
+    DIVERGENCE_THRESHOLD = 2
+    PATIENCE_EXHAUSTED = 3
+    NON_FINITE_METRIC = 4
+
+
+_REASONS = {
+    "which is not a finite number": EarlyStoppingReason.NON_FINITE_METRIC,
+    "better than the threshold": EarlyStoppingReason.STOPPING_THRESHOLD,
+    "worse than the threshold": EarlyStoppingReason.DIVERGENCE_THRESHOLD,
+}
+
+
 class EarlyStopping(CoreEarlyStopping):
-    """See `core.callbacks.EarlyStopping`."""
+    """See `core.callbacks.EarlyStopping`; `stopping_reason` is an enum, and `stopping_reason_message` the text."""
+
+    mode_dict = MappingProxyType({"min": torch.lt, "max": torch.gt})
+    order_dict = MappingProxyType({"min": "<", "max": ">"})
+    stopping_reason_message: str | None = None
 
     def __init__(
         self,
@@ -115,6 +139,28 @@ class EarlyStopping(CoreEarlyStopping):
             check_on_train_epoch_end=check_on_train_epoch_end,
             verbose=verbose,
         )
+
+    @property
+    def monitor_op(self) -> Callable[..., Any]:
+        """The comparison by which a value is better."""
+        return self.mode_dict[self.mode]
+
+    @property  # type: ignore[override]  # Lightning's enum
+    def stopping_reason(self) -> EarlyStoppingReason:
+        """The cause of the stop."""
+        message = self.stopping_reason_message
+        if message is None:
+            return EarlyStoppingReason.NOT_STOPPED
+        named = (reason for words, reason in _REASONS.items() if words in message)
+        return next(named, EarlyStoppingReason.PATIENCE_EXHAUSTED)
+
+    @stopping_reason.setter
+    def stopping_reason(self, message: str) -> None:
+        self.stopping_reason_message = message or None
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `core.callbacks.EarlyStopping.state_dict`."""
+        return {**super().state_dict(), "stopping_reason": self.stopping_reason_message or ""}
 
 
 class WriteInterval(StrEnum):

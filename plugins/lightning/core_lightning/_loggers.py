@@ -17,21 +17,27 @@ if TYPE_CHECKING:
 __all__ = ["CSVLogger", "DummyLogger", "Logger"]
 
 
-class _Prefixes:
+class Prefixes:
     """For loggers whose metrics' names begin with a prefix and a hyphen. Stands before core's class."""
 
+    LOGGER_JOIN_CHAR = "-"
+    group_separator = "/"
     _prefix = ""
+
+    def prefixed(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """The metrics under their full names."""
+        start = f"{self._prefix}{self.LOGGER_JOIN_CHAR}" if self._prefix else ""
+        return {f"{start}{name}": value for name, value in metrics.items()}
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics."""
-        named = {f"{self._prefix}-{name}": value for name, value in metrics.items()} if self._prefix else metrics
-        super().log_metrics(named, step)  # type: ignore[misc]  # of the other base
+        super().log_metrics(self.prefixed(metrics), step)  # type: ignore[misc]  # of the other base
 
     def log_graph(self, model: Any, input_array: Any = None) -> None:
         """Do nothing: Lightning's loggers draw a graph only if they are asked to when they are made."""
 
 
-class CSVLogger(_Prefixes, CoreCSVLogger):
+class CSVLogger(Prefixes, CoreCSVLogger):
     """Rows of `metrics.csv` in `lightning_logs/version_n`; see `core.loggers.CSVLogger`."""
 
     def __init__(
@@ -79,7 +85,7 @@ def _tensorboard() -> type:
     if issubclass(base, DummyLogger):
         return base  # type: ignore[no-any-return]
 
-    class TensorBoardLogger(_Prefixes, base):  # type: ignore[misc]
+    class TensorBoardLogger(Prefixes, base):  # type: ignore[misc]
         """Event files in `lightning_logs/version_n`; see core-tensorboard.
 
         Args:
@@ -121,12 +127,21 @@ def _tensorboard() -> type:
     return TensorBoardLogger
 
 
+_SERVICES = {"CometLogger": "comet_logger", "MLFlowLogger": "mlflow_logger", "WandbLogger": "wandb_logger"}
+
+
 @cache
 def _made(name: str) -> type:
-    return _tensorboard() if name == "TensorBoardLogger" else _of_service(name)
+    if name == "TensorBoardLogger":
+        return _tensorboard()
+    base = _of_service(name)
+    if issubclass(base, DummyLogger):
+        return base
+    make = getattr(import_module("core_lightning.service_loggers"), _SERVICES[name])
+    return make(base)  # type: ignore[no-any-return]
 
 
 def __getattr__(name: str) -> type:
-    if name in ("MLFlowLogger", "TensorBoardLogger", "WandbLogger"):
+    if name == "TensorBoardLogger" or name in _SERVICES:
         return _made(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -126,7 +126,9 @@ def _known_part(name: str) -> str:
 
 def _is_there(name: str) -> bool:
     module, _, attribute = name.rpartition(".")
-    return name in names.MODULES or attribute in names.MODULES.get(module, {}) or attribute.startswith("__")
+    if (target := names.MODULES.get(module, {}).get(attribute)) is not None:
+        return not target.startswith(names.STAND_INS)
+    return name in names.MODULES or attribute.startswith("__")
 
 
 def _takes(argument: str) -> bool:

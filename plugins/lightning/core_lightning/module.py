@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from core import Module
+from core_lightning.exporting import Exports
 from core_lightning.hyperparameters import HyperparametersMixin
 from core_lightning.trust import TRUSTS
 from core_lightning.trusted_reads import as_path, objects_for
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 _MODES = ("eval", "train")
 
 
-class LightningModule(HyperparametersMixin, UnderFabric):
+class LightningModule(HyperparametersMixin, Exports, UnderFabric):
     """An `nn.Module` that knows how it is trained; see `core.Module`."""
 
     other_hooks = tuple(f"on_{stage}_model_{mode}" for stage in ("validation", "test", "predict") for mode in _MODES)
@@ -67,6 +69,18 @@ class LightningModule(HyperparametersMixin, UnderFabric):
             rank_zero_only,
         )
 
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """The optimizer, or the list of them; False gives the program's own, whose `step` the strategy doesn't see."""
+        if use_pl_optimizer or self.fabric is not None:
+            return super().optimizers()
+        own = self.trainer.optimizers
+        return own[0] if len(own) == 1 else own
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if the module is on a CUDA device."""
+        return self.device.type == "cuda"
+
     @classmethod
     def load_from_checkpoint(
         cls,
@@ -95,6 +109,15 @@ class LightningModule(HyperparametersMixin, UnderFabric):
             return super().load_from_checkpoint(  # type: ignore[no-any-return]
                 path, map_location, strict, hparams_file=hparams_file, **{**hparams, **kwargs}
             )
+
+
+# TorchScript compiles what a class has, but for these.
+LightningModule.__jit_unused_properties__ = [  # type: ignore[attr-defined]
+    name for name in dir(LightningModule) if isinstance(getattr(LightningModule, name, None), property)
+]
+LightningModule.__jit_ignored_attributes__ = [  # type: ignore[attr-defined]
+    name for base in LightningModule.__mro__ if issubclass(base, Module) for name in base.__annotations__
+]
 
 
 def _load_from_checkpoint(cls: type[Any], checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:

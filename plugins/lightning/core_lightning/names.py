@@ -15,6 +15,8 @@ def _from(module: str, *names: str, **renamed: str) -> dict[str, str]:
     return {name: f"{module}:{name}" for name in names} | {name: f"{module}:{old}" for name, old in renamed.items()}
 
 
+STAND_INS = f"{_OWN}.stand_ins"
+"""The module of the names that can be imported, and not used."""
 _VERSION = {"__version__": f"{_OWN}.names:VERSION"}
 _CALLBACK = _from("core.callbacks", "Callback")
 _MODULE = _from(f"{_OWN}.module", "LightningModule")
@@ -31,7 +33,7 @@ _CALLBACK_FILES: dict[str, dict[str, str]] = {
     "callback": _CALLBACK,
     "checkpoint": _from("core.callbacks", Checkpoint="ModelCheckpoint"),
     "device_stats_monitor": _from("core_monitors", "DeviceStatsMonitor"),
-    "early_stopping": _from(f"{_OWN}._callbacks", "EarlyStopping"),
+    "early_stopping": _from(f"{_OWN}._callbacks", "EarlyStopping", "EarlyStoppingReason"),
     "finetuning": _from("core_finetuning", "BackboneFinetuning", "BaseFinetuning"),
     "gradient_accumulation_scheduler": _from("core.callbacks", "GradientAccumulationScheduler"),
     "lambda_function": _from("core.callbacks", "LambdaCallback"),
@@ -49,6 +51,7 @@ _CALLBACK_FILES: dict[str, dict[str, str]] = {
     "progress.rich_progress": _from(f"{_OWN}._callbacks", "RichProgressBar", "RichProgressBarTheme"),
     "progress.tqdm_progress": _from(f"{_OWN}._callbacks", "TQDMProgressBar"),
     "pruning": _from("core_finetuning", "ModelPruning"),
+    "spike": _from(STAND_INS, "SpikeDetection"),
     "rich_model_summary": _from("core.callbacks", RichModelSummary="ModelSummary"),
     "stochastic_weight_avg": _from("core_averaging", "StochasticWeightAveraging"),
     "throughput_monitor": _from("core_monitors", "ThroughputMonitor"),
@@ -56,7 +59,9 @@ _CALLBACK_FILES: dict[str, dict[str, str]] = {
     "weight_averaging": _from(f"{_OWN}._weight_averaging", "EMAWeightAveraging", "WeightAveraging"),
 }
 _LOGGER_FILES: dict[str, dict[str, str]] = {
+    "comet": _from(f"{_OWN}._loggers", "CometLogger"),
     "csv_logs": _from(f"{_OWN}._loggers", "CSVLogger"),
+    "litlogger": _from(STAND_INS, "LitLogger"),
     "logger": {**_from("core", "Logger"), **_from(f"{_OWN}._loggers", "DummyLogger")},
     "mlflow": _from(f"{_OWN}._loggers", "MLFlowLogger"),
     "tensorboard": _from(f"{_OWN}._loggers", "TensorBoardLogger"),
@@ -68,6 +73,7 @@ _PROFILER_FILES: dict[str, dict[str, str]] = {
     "pytorch": _from("core.profilers", "PyTorchProfiler"),
     "simple": _from("core.profilers", "SimpleProfiler"),
     "base": _from(f"{_OWN}.profilers", "PassThroughProfiler"),
+    "xla": _from(STAND_INS, "XLAProfiler"),
 }
 _STRATEGY_FILES: dict[str, dict[str, str]] = {
     "ddp": _from(f"{_OWN}.strategies", "DDPStrategy"),
@@ -87,6 +93,7 @@ _ACCELERATOR_FILES: dict[str, dict[str, str]] = {
         **_from(f"{_OWN}._accelerators", "CUDAAccelerator"), **_from("core.accelerators", "find_usable_cuda_devices"),
     },
     "mps": _from(f"{_OWN}._accelerators", "MPSAccelerator"),
+    "xla": _from(STAND_INS, "XLAAccelerator"),
 }  # fmt: skip
 _ENVIRONMENT_FILES = {
     "cluster_environment": _from(f"{_OWN}._environments", "ClusterEnvironment"),
@@ -96,14 +103,21 @@ _ENVIRONMENT_FILES = {
     "mpi": _from(f"{_OWN}._environments", "MPIEnvironment"),
     "slurm": _from(f"{_OWN}._environments", "SLURMEnvironment"),
     "torchelastic": _from(f"{_OWN}._environments", "TorchElasticEnvironment"),
+    "xla": _from(STAND_INS, "XLAEnvironment"),
 }
-_IO = {**_from("core", "CheckpointIO"), **_from(_OWN, TorchCheckpointIO="LightningCheckpointIO")}
+_XLA_IO = _from(STAND_INS, "XLACheckpointIO")
+_IO = {**_from("core", "CheckpointIO"), **_from(_OWN, TorchCheckpointIO="LightningCheckpointIO"), **_XLA_IO}
 _ASYNC = _from("core.checkpoint", "AsyncCheckpointIO")
 _PRECISION_FILES = {
     "amp": _from(f"{_OWN}._precisions", "MixedPrecision"),
+    "bitsandbytes": _from(STAND_INS, "BitsandbytesPrecision"),
+    "deepspeed": _from(STAND_INS, "DeepSpeedPrecision"),
     "double": _from(f"{_OWN}._precisions", "DoublePrecision"),
+    "fsdp": _from(STAND_INS, "FSDPPrecision"),
     "half": _from(f"{_OWN}._precisions", "HalfPrecision"),
     "precision": _from("core.precision", "Precision"),
+    "transformer_engine": _from(STAND_INS, "TransformerEnginePrecision"),
+    "xla": _from(STAND_INS, "XLAPrecision"),
 }
 _LAYER_SYNC = _from(f"{_OWN}.layer_sync", "LayerSync", "TorchSyncBatchNorm")
 
@@ -167,6 +181,33 @@ _CLI = _from(
     f"{_OWN}.cli", "ArgsType", "LRSchedulerCallable", "LRSchedulerTypeTuple", "LightningArgumentParser",
     "LightningCLI", "OptimizerCallable", "ReduceLROnPlateau", "SaveConfigCallback", "instantiate_class",
 )  # fmt: skip
+_LOOP_FILES: dict[str, dict[str, str]] = {
+    "evaluation_loop": _from(f"{_OWN}.loops", _EvaluationLoop="EvaluationLoop"),
+    "fetchers": _from(STAND_INS, "_DataFetcher"),
+    "fit_loop": _from(f"{_OWN}.loops", _FitLoop="FitLoop"),
+    "loop": _from(STAND_INS, "_Loop"),
+    "optimization": _from(STAND_INS, "_AutomaticOptimization", "_ManualOptimization"),
+    "prediction_loop": _from(f"{_OWN}.loops", _PredictionLoop="EvaluationLoop"),
+    "training_epoch_loop": _from(STAND_INS, "_TrainingEpochLoop"),
+}
+_SERVE_FILES: dict[str, dict[str, str]] = {
+    "servable_module": _from(f"{_OWN}.servable", "ServableModule"),
+    "servable_module_validator": {
+        **_from(f"{_OWN}.servable", "ServableModule"), **_from(STAND_INS, "ServableModuleValidator"),
+    },
+}  # fmt: skip
+_THROUGHPUT = _from(f"{_OWN}.throughput", "Throughput", "ThroughputMonitor", "measure_flops")
+_FLOPS = _from(f"{_OWN}.throughput", "measure_flops")
+_SHARED_FILES = _from(f"{_OWN}.utilities", "is_shared_filesystem")
+_PARAMS = _from(
+    f"{_OWN}.params", "_add_prefix", "_convert_json_serializable", "_convert_params", "_flatten_dict",
+    "_sanitize_callable_params", "_sanitize_params",
+)  # fmt: skip
+_COLLECTIVE_FILES: dict[str, dict[str, str]] = {
+    "collective": _from(f"{_OWN}.collectives", "Collective"),
+    "single_device": _from(f"{_OWN}.collectives", "SingleDeviceCollective"),
+    "torch_collective": _from(f"{_OWN}.collectives", "TorchCollective"),
+}
 _REGISTRIES = {"AcceleratorRegistry": "core.registry:ACCELERATOR_REGISTRY"}
 
 
@@ -188,7 +229,10 @@ _PLUGINS = {
 }  # fmt: skip
 _PYTORCH = {
     "": {**_MAIN, **_VERSION, **_LOGO, **_DISABLE},
-    "cli": _CLI,
+    "cli": {
+        **_CLI, **_MAIN, **_ERRORS, **_FILES, **_from(f"{_OWN}.model_helpers", "is_overridden"),
+        **_from(f"{_OWN}.ranks", "rank_zero_warn"),
+    },
     "core": {**_MODULE, **_DATA_MODULE, **_from("core.fabric", LightningOptimizer="FabricOptimizer")},
     "core.datamodule": _DATA_MODULE,
     "core.mixins": _from(f"{_OWN}.hyperparameters", "HyperparametersMixin"),
@@ -197,6 +241,8 @@ _PYTORCH = {
     "core.saving": {**_FILES, **_from(f"{_OWN}.module", "_load_from_checkpoint")},
     "core.optimizer": _from("core.fabric", LightningOptimizer="FabricOptimizer"),
     **_package("demos", _DEMO_FILES),
+    **_package("loops", _LOOP_FILES),
+    **_package("serve", _SERVE_FILES),
     "trainer": {**_TRAINER, **_SEED},
     "trainer.connectors": {},
     "trainer.connectors.accelerator_connector": {
@@ -219,14 +265,14 @@ _PYTORCH = {
     **_package("accelerators", _ACCELERATOR_FILES, **_REGISTRIES),
     **_PLUGINS,
     "plugins": {**_PLUGINS["plugins"], **_LAYER_SYNC},
-    "plugins.io": {**_IO, **_ASYNC},
+    "plugins.io": {**_IO, **_ASYNC, **_XLA_IO},
     "plugins.io.async_plugin": _ASYNC,
     "plugins.io.checkpoint_plugin": _from("core", "CheckpointIO"),
     "plugins.io.torch_plugin": _from(_OWN, TorchCheckpointIO="LightningCheckpointIO"),
     "plugins.layer_sync": _LAYER_SYNC,
     "utilities": {
         **_RANK_ZERO, **_ENUM, **_COMBINED, **_GRADS, **_MOVE, **_DISABLE, **_LOADER_WORKERS, **_CLIPPING, **_SHARED,
-        **_from(f"{_OWN}.parsing", "AttributeDict", "is_picklable"),
+        **_FLOPS, **_SHARED_FILES, **_from(f"{_OWN}.parsing", "AttributeDict", "is_picklable"),
     },
     "utilities.combined_loader": _COMBINED,
     "utilities.compile": _from(f"{_OWN}.model_helpers", "from_compiled", "to_uncompiled"),
@@ -253,7 +299,12 @@ _FABRIC_LOGGERS = _from(f"{_OWN}._fabric_loggers", "CSVLogger", "TensorBoardLogg
 _FABRIC_MODULES = {
     "": {**_FABRIC, **_SEED, **_VERSION, **_DISABLE, **_from(f"{_OWN}.utilities", "is_wrapped")},
     "fabric": _FABRIC,
-    **_package("accelerators", _ACCELERATOR_FILES, ACCELERATOR_REGISTRY="core.registry:ACCELERATOR_REGISTRY"),
+    **_package(
+        "accelerators",
+        _ACCELERATOR_FILES,
+        ACCELERATOR_REGISTRY="core.registry:ACCELERATOR_REGISTRY",
+        TPUAccelerator=f"{STAND_INS}:TPUAccelerator",
+    ),
     "accelerators.cuda": {
         **_ACCELERATOR_FILES["cuda"], **_from(f"{_OWN}.chosen_devices", "is_cuda_available", "num_cuda_devices"),
     },
@@ -262,6 +313,7 @@ _FABRIC_MODULES = {
     "loggers.logger": {**_from("core", "Logger"), **_EXPERIMENT},
     "loggers.tensorboard": _from(f"{_OWN}._fabric_loggers", "TensorBoardLogger"),
     **_PLUGINS,
+    **_package("plugins.collectives", _COLLECTIVE_FILES),
     "plugins.io": _IO,
     "plugins.io.checkpoint_io": _from("core", "CheckpointIO"),
     "plugins.io.torch_io": _from(_OWN, TorchCheckpointIO="LightningCheckpointIO"),
@@ -269,14 +321,16 @@ _FABRIC_MODULES = {
     "strategies": {
         **_merged(_STRATEGY_FILES), "STRATEGY_REGISTRY": "core.registry:STRATEGY_REGISTRY",
         **_from(f"{_OWN}.strategies", "DataParallelStrategy", "XLAFSDPStrategy"),
+        **_from(STAND_INS, "SingleTPUStrategy"),
     },
     "strategies.dp": _from(f"{_OWN}.strategies", "DataParallelStrategy"),
     "strategies.xla_fsdp": _from(f"{_OWN}.strategies", "XLAFSDPStrategy"),
     "utilities": {
         **_RANK_ZERO, **_ENUM, **_MOVE, **_DISABLE, **_LOADER_WORKERS, **_from(f"{_OWN}.parsing", "AttributeDict"),
+        **_THROUGHPUT, **_SHARED_FILES,
     },
     "utilities.apply_func": {**_MOVE, **_from(f"{_OWN}.utilities", "convert_tensors_to_scalars")},
-    "utilities.cloud_io": _FILES,
+    "utilities.cloud_io": {**_FILES, **_SHARED_FILES},
     "utilities.data": {
         **_LOADER_WORKERS, **_from(f"{_OWN}.parsing", "AttributeDict"),
         **_from(f"{_OWN}.batches", "has_iterable_dataset", "has_len", "sized_len"),
@@ -284,7 +338,9 @@ _FABRIC_MODULES = {
     "utilities.enums": _ENUM,
     "utilities.exceptions": _ERRORS,
     "utilities.imports": _AVAILABLE,
+    "utilities.logger": _PARAMS,
     "utilities.rank_zero": _RANK_ZERO_FILE,
+    "utilities.throughput": _THROUGHPUT,
     "utilities.seed": {**_SEED, **_ISOLATE, **_from(f"{_OWN}.seeding", "reset_seed")},
     "utilities.types": _FABRIC_TYPES,
     "utilities.warnings": _WARNINGS,
@@ -293,7 +349,9 @@ _FABRIC_MODULES = {
             "core.fabric", _FabricDataLoader="FabricDataLoader", _FabricModule="FabricModule",
             _FabricOptimizer="FabricOptimizer",
         ),
-        **_from(f"{_OWN}.utilities", "_unwrap_objects", "is_wrapped"),
+        **_from(f"{_OWN}.utilities", "_unwrap_objects", "is_wrapped"), **_MOVE,
+        **_from(f"{_OWN}.model_helpers", "is_overridden"), **_from(f"{_OWN}.types", "Optimizable"),
+        **_from("core", "Strategy"), **_from("core.precision", "Precision"),
     },
 }  # fmt: skip
 

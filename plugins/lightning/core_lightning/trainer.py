@@ -170,9 +170,11 @@ class Trainer(TrainerAttributes):
         """Run `predict_step`; see `core.Trainer.predict`. Without a model, with the best weights of `fit`."""
         return super().predict(model, dataloaders, datamodule, return_predictions, self._best(model, ckpt_path))
 
-    def save_checkpoint(self, path: PathLike, weights_only: bool | None = None, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, filepath: PathLike, weights_only: bool | None = None, storage_options: Any = None
+    ) -> None:
         """All ranks. Save everything from which a run can go on; see `core.Trainer.save_checkpoint`."""
-        super().save_checkpoint(path, bool(weights_only))
+        super().save_checkpoint(filepath, bool(weights_only))
 
     def _best(self, model: nn.Module | None, ckpt_path: PathLike | None) -> PathLike | None:
         callback = self.checkpoint_callback

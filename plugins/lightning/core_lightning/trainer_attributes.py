@@ -12,6 +12,8 @@ from core_lightning.loops import EvaluationLoop, FitLoop
 from core_lightning.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from core import Logger
 
 
@@ -113,6 +115,38 @@ class TrainerAttributes(CoreTrainer):
     def predict_loop(self) -> EvaluationLoop:
         """Batches of `predict`."""
         return EvaluationLoop(self, "predict")
+
+    @property
+    def min_epochs(self) -> int:
+        """Epochs for which a stop waits."""
+        return self.options.min_epochs
+
+    @property
+    def min_steps(self) -> int:
+        """Optimizer steps for which a stop waits."""
+        return self.options.min_steps
+
+    @property
+    def evaluating(self) -> bool:
+        """True in validation and test batches, in `fit` too."""
+        return self.validating or self.testing or self.sanity_checking
+
+    @property
+    def scaler(self) -> Any:
+        """The scaler of float16's loss; None without one."""
+        return getattr(self.precision_plugin, "scaler", None)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
+        """The number of shares of the data and this rank's; None for one rank."""
+        strategy = self.strategy
+        if strategy.world_size == 1:
+            return None
+        return {"num_replicas": strategy.data_parallel_size, "rank": strategy.data_parallel_rank}
+
+    def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[object]:
+        """A context in which parameters are made on the device and with its dtype; True leaves their values open."""
+        return self.strategy.init_context(empty=bool(empty_init))
 
     @property
     def accelerator(self) -> Any:

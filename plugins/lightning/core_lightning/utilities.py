@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +16,8 @@ from core.fabric import FabricDataLoader, FabricModule, FabricOptimizer
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from core import Strategy
 
 
 class GradClipAlgorithmType(StrEnum):
@@ -78,6 +82,35 @@ def get_filesystem(path: str | os.PathLike[str], **options: Any) -> Any:
     import fsspec
 
     return fsspec.url_to_fs(os.fspath(path), **options)[0]
+
+
+def is_shared_filesystem(strategy: Strategy, path: str | os.PathLike[str] | None = None, timeout: float = 3) -> bool:
+    """All ranks. True if a file that rank 0 makes in a folder appears to all of them.
+
+    Args:
+        strategy: of a Trainer or Fabric that has begun.
+        path: the folder, or a file in it; None is the current one. URLs are shared.
+        timeout: seconds that ranks wait for the file.
+
+    Raises:
+        FileNotFoundError: there is no such path on some rank.
+    """
+    if strategy.world_size == 1 or (path is not None and "://" in os.fspath(path)):
+        return True
+    place = Path(path or ".").resolve()
+    if not strategy.reduce_boolean_decision(place.exists()):
+        raise FileNotFoundError(f"{place} isn't there on every rank, so it can't be told if it is shared.")
+    probe = Path(strategy.broadcast(str((place if place.is_dir() else place.parent) / f".shared-{os.getpid()}")))
+    if strategy.is_global_zero:
+        probe.touch()
+    strategy.barrier("is_shared_filesystem")
+    until = time.monotonic() + timeout
+    while not (found := probe.exists()) and time.monotonic() < until:
+        time.sleep(0.05)
+    found = strategy.reduce_boolean_decision(found)
+    if strategy.is_global_zero:
+        probe.unlink()
+    return found
 
 
 def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:

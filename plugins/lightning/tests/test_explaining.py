@@ -18,14 +18,14 @@ class Net(L.LightningModule):
 
 
 trainer = L.Trainer(max_epochs=1, max_epoch=2, callbacks=[cb.ModelCheckpoint(), cb.Nothing.of(3)])
-print(L.pytorch.loggers.CSVLogger, L.fabric.plugins.collectives, torch.nn.Linear, trainer.anything)
+print(L.pytorch.loggers.CSVLogger, L.fabric.plugins.nothing, torch.nn.Linear, trainer.anything)
 """
 
 
 def test_names_that_are_missing_are_listed_where_they_stand(tmp_path):
     script, helpers = tmp_path / "train.py", tmp_path / "helpers.py"
     script.write_text(PROGRAM, encoding="utf-8")
-    helpers.write_text("from lightning.pytorch.serve import ServableModule\n", encoding="utf-8")
+    helpers.write_text("from lightning.pytorch.serve import ServableModuleValidator\n", encoding="utf-8")
     text, is_whole = explain(script)
     assert not is_whole
     *lines, verdict = text.splitlines()
@@ -34,8 +34,8 @@ def test_names_that_are_missing_are_listed_where_they_stand(tmp_path):
             f"{script}:5: core-lightning has no lightning.pytorch.callbacks.SpikeDetection",
             f"{script}:13: core-lightning has no Trainer(max_epoch=)",
             f"{script}:13: core-lightning has no lightning.pytorch.callbacks.Nothing",
-            f"{script}:14: core-lightning has no lightning.fabric.plugins.collectives",
-            f"{helpers}:1: core-lightning has no lightning.pytorch.serve.ServableModule",
+            f"{script}:14: core-lightning has no lightning.fabric.plugins.nothing",
+            f"{helpers}:1: core-lightning has no lightning.pytorch.serve.ServableModuleValidator",
         ]
     )
     assert verdict.startswith("9 of Lightning's names that ")

@@ -36,10 +36,17 @@ def test_the_three_roots_are_one_and_the_classes_are_cores(installed):
 
 
 def test_what_is_not_there_says_where_to_look(installed):
-    with pytest.raises(ModuleNotFoundError, match=r"no module 'lightning.pytorch.serve'; docs/lightning.md says"):
-        installed("lightning.pytorch.serve")
-    with pytest.raises(AttributeError, match=r"no 'lightning.pytorch.callbacks.SpikeDetection'; docs/lightning.md"):
-        _ = installed("lightning.pytorch.callbacks").SpikeDetection
+    with pytest.raises(ModuleNotFoundError, match=r"no module 'lightning.pytorch.nothing'; docs/lightning.md says"):
+        installed("lightning.pytorch.nothing")
+    with pytest.raises(AttributeError, match=r"no 'lightning.pytorch.callbacks.Nothing'; docs/lightning.md"):
+        _ = installed("lightning.pytorch.callbacks").Nothing
+
+
+def test_what_has_no_counterpart_can_be_imported_and_says_so_when_it_is_made(installed):
+    kind = installed("lightning.pytorch.callbacks").SpikeDetection
+    own = type("Own", (kind,), {})
+    with pytest.raises(core.ConfigurationError, match=r"Own: SpikeDetection is not on core. EarlyStopping\(check_fin"):
+        own(window=3)
 
 
 def test_lightning_that_was_imported_before_is_left_alone(monkeypatch):

@@ -40,6 +40,7 @@ class MLFlowLogger(Logger):
         version: id of a run to continue; None makes a new one.
         save_dir: holds a folder `experiment_name/version` for what belongs to the run, such as checkpoints.
         tags: of a new run.
+        artifact_location: of a new experiment; None is the server's choice.
         flush_interval_s: values that were logged within so many seconds go in one batch.
 
     Raises:
@@ -55,12 +56,13 @@ class MLFlowLogger(Logger):
         save_dir: str | os.PathLike[str] = ".",
         *,
         tags: Mapping[str, str] | None = None,
+        artifact_location: str | None = None,
         flush_interval_s: float = 5.0,
     ) -> None:
         require_package("mlflow", user="MLFlowLogger", install="mlflow-skinny")
         self._experiment_name, self._run_name, self._tracking_uri = experiment_name, run_name, tracking_uri
         self._run_id, self._save_dir = version, Path(save_dir).expanduser()
-        self._tags = dict(tags or {})
+        self._tags, self._artifact_location = dict(tags or {}), artifact_location
         self._flush_interval_s = flush_interval_s
         self._client: MlflowClient | None = None
         self._waiting: list[Metric] = []
@@ -105,16 +107,18 @@ class MLFlowLogger(Logger):
         return self._client
 
     def _make_run(self) -> str:
-        run = self.experiment.create_run(self._experiment_id(), run_name=self._run_name, tags=self._tags)
+        run = self.experiment.create_run(self.experiment_id, run_name=self._run_name, tags=self._tags)
         return str(run.info.run_id)
 
-    def _experiment_id(self) -> str:
+    @property
+    def experiment_id(self) -> str:
+        """Id of the experiment, which is made if it isn't there."""
         from mlflow.exceptions import MlflowException
 
         found = self.experiment.get_experiment_by_name(self._experiment_name)
         if found is None:
             try:
-                return str(self.experiment.create_experiment(self._experiment_name))
+                return str(self.experiment.create_experiment(self._experiment_name, self._artifact_location))
             except MlflowException:
                 # Another run that begins now may have made it in between.
                 found = self.experiment.get_experiment_by_name(self._experiment_name)

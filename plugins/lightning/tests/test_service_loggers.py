@@ -1,0 +1,102 @@
+"""The loggers of services under Lightning's arguments, with the real libraries and nothing sent."""
+
+import importlib.util
+import os
+import sys
+
+import pytest
+
+import core
+from core_testing import programs
+
+WANDB = """
+import pathlib, torch, core_lightning
+core_lightning.install()
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch).square().mean()
+        self.log("loss", loss)
+        self.logger.log_image("pictures", [torch.rand(3, 4, 4).numpy().transpose(1, 2, 0)] * 2, caption=["a", "b"])
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+logger = WandbLogger("a run", project="a project", prefix="own", offline=True)
+trainer = Trainer(accelerator="cpu", max_epochs=1, logger=logger, log_every_n_steps=1, enable_progress_bar=False)
+net = Net()
+logger.watch(net, log="all", log_freq=1)
+trainer.fit(net, torch.utils.data.DataLoader(torch.randn(4, 2), batch_size=2))
+logger.log_text("words", columns=["of"], data=[["a"], ["b"]])
+run = logger.experiment
+print(run.project, run.name, logger.name == run.project, logger.version == run.id, logger.save_dir)
+media = pathlib.Path(run.dir, "media")
+print(len(list(media.rglob("*.png"))), len(list(media.rglob("*.table.json"))), "own-loss" in run.summary.keys())
+best = pathlib.Path(trainer.checkpoint_callback.best_model_path)
+print(best.parent.parts[-3:] == ("a project", run.id, "checkpoints"))
+print([name for name in run.summary.keys() if name.startswith(("gradients", "parameters"))])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="pip install wandb")
+def test_a_program_with_images_text_and_a_watched_model_runs_on_wandb(tmp_path):
+    quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_X_SAVE_REQUIREMENTS": "false"}
+    command = [sys.executable, "-W", "ignore", "-c", WANDB]
+    done = programs.run(command, cwd=tmp_path, env={**os.environ, **quiet}, timeout=120, preload="wandb,torch")
+    assert done.returncode == 0, done.stderr
+    project, media, folder, watched = done.stdout.strip().splitlines()[-4:]
+    assert project == "a project a run True True ."
+    assert media == "2 1 True"  # two equal pictures a step are one file
+    assert folder == "True"
+    assert "gradients/own" in watched or "gradients/layer.weight" in watched
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="pip install wandb")
+def test_arguments_of_wandb_that_contradict_each_other_are_refused(installed):
+    kind = installed("lightning.pytorch.loggers").WandbLogger
+    with pytest.raises(core.ConfigurationError, match="a run that is offline can't send checkpoints"):
+        kind(offline=True, log_model="all")
+    with pytest.raises(core.ConfigurationError, match="no anonymous runs"):
+        kind(anonymous=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="pip install mlflow-skinny")
+def test_checkpoints_go_to_mlflow_at_the_end_or_at_once(installed, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    kind = installed("lightning.pytorch.loggers").MLFlowLogger
+    saved = installed("lightning.pytorch.callbacks").ModelCheckpoint(tmp_path)
+    (tmp_path / "best.ckpt").write_bytes(b"weights")
+    saved.best_model_path = tmp_path / "best.ckpt"
+    for when, at_once in (("all", ["best"]), (True, [])):
+        logger = kind(
+            "runs", tracking_uri=(tmp_path / "store").as_uri(), prefix="own", log_model=when, synchronous=True
+        )
+        logger.log_metrics({"loss": 1.5, "name": "text"})
+        client, run = logger.experiment, logger.run_id
+        assert client.get_metric_history(run, "own-loss")[0].value == 1.5
+        assert (logger.name, logger.version) == (logger.experiment_id, run)
+        logger.after_save_checkpoint(saved)
+        assert [item.path for item in client.list_artifacts(run)] == at_once
+        logger.after_save_checkpoint(saved)  # has been sent, and hasn't changed
+        logger.finalize("success")
+        assert [item.path for item in client.list_artifacts(run)] == ["best"]
+        names = [item.path for item in client.list_artifacts(run, "best")]
+        assert names == ["best/aliases.txt", "best/best.ckpt", "best/metadata.yaml"]
+        assert client.get_run(run).info.status == "FINISHED"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="pip install mlflow-skinny")
+def test_a_new_experiment_of_mlflow_has_its_place_for_artifacts(installed, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    kind = installed("lightning.pytorch.loggers").MLFlowLogger
+    logger = kind("placed", save_dir=str(tmp_path / "store"), artifact_location=(tmp_path / "artifacts").as_uri())
+    assert logger.experiment.get_experiment(logger.experiment_id).artifact_location.endswith("/artifacts")
+    assert logger.save_dir == str(tmp_path / "store")

@@ -78,13 +78,13 @@ def test_hyperparameters_as_loggers_take_them(installed):
 def test_a_module_becomes_torchscript_before_and_after_it_was_trained(pl, boring, tmp_path):
     model = boring.BoringModel()
     model.example_input_array = torch.randn(1, 32)
-    trainer = pl.Trainer(accelerator="cpu", fast_dev_run=True, enable_progress_bar=False, enable_model_summary=False)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
     for method in ("script", "trace"):
         model.train().to_torchscript(tmp_path / f"{method}.pt", method=method)
         loaded = torch.jit.load(tmp_path / f"{method}.pt")
         torch.testing.assert_close(loaded(model.example_input_array), model(model.example_input_array))
         assert model.training
-        trainer.fit(model)
+        pl.Trainer(accelerator="cpu", fast_dev_run=True, **quiet).fit(model)
     with pytest.raises(core.ConfigurationError, match="pass example_inputs="):
         boring.BoringModel().to_torchscript(method="trace")
 

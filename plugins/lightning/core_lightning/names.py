@@ -148,7 +148,7 @@ _PARSING = _from(
 _MOVE = _from(f"{_OWN}.utilities", "move_data_to_device")
 _ERRORS = _from("core", MisconfigurationException="ConfigurationError")
 _STATES = _from(f"{_OWN}.states", "RunningStage", "TrainerFn", "TrainerState", "TrainerStatus")
-_COMBINED = _from("core", "CombinedLoader")
+_COMBINED = _from(f"{_OWN}.combined_loader", "CombinedLoader")
 _SUMMARY = _from(f"{_OWN}.model_summary", "ModelSummary", "summarize")
 _FILES = _from(f"{_OWN}.utilities", "get_filesystem")
 _WARNINGS = {**_from(f"{_OWN}.ranks", "PossibleUserWarning"), **_DISABLE}

@@ -64,6 +64,42 @@ def test_collectives_of_one_rank_and_of_a_group(installed, tmp_path):
     assert not group.is_initialized()
 
 
+LOADERS = {
+    "min_size": [("a1 b4", 0, 0), ("a2 b5", 1, 0)],
+    "max_size": [("a1 b4", 0, 0), ("a2 b5", 1, 0), ("aNone b6", 2, 0)],
+    "max_size_cycle": [("a1 b4", 0, 0), ("a2 b5", 1, 0), ("a1 b6", 2, 0)],
+    "sequential": [("1", 0, 0), ("2", 1, 0), ("4", 0, 1), ("5", 1, 1), ("6", 2, 1)],
+}
+
+
+def test_a_combined_loader_gives_a_program_triples_and_a_trainer_batches(installed, pl, boring):
+    kind = installed("lightning.pytorch.utilities").CombinedLoader
+    for mode, expected in LOADERS.items():
+        combined = kind({"a": iter_of(1, 2), "b": (iter_of(4, 5, 6),)}, mode)
+        read = list(combined)
+        together = mode != "sequential"
+        shown = [(f"a{batch['a']} b{batch['b'][0]}" if together else str(batch), *rest) for batch, *rest in read]
+        assert shown == expected
+        assert next(iter(combined)) == read[0]
+
+    seen = []
+
+    class Model(boring.BoringModel):
+        def training_step(self, batch, batch_idx):
+            seen.append(sorted(batch))
+            return super().training_step(batch["a"], batch_idx)
+
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+    data = [torch.randn(2, 32)]
+    trainer = pl.Trainer(accelerator="cpu", fast_dev_run=True, **quiet)
+    trainer.fit(Model(), kind({"a": iter_of(*data), "b": iter_of(*data)}), val_dataloaders=iter_of(*data))
+    assert seen == [["a", "b"]]
+
+
+def iter_of(*batches):
+    return torch.utils.data.DataLoader(list(batches), batch_size=None)
+
+
 def test_hyperparameters_as_loggers_take_them(installed):
     logger = installed("lightning.fabric.utilities.logger")
     nested = {"a": {"b": 1}, "c": [{"d": 2}], "e": [1, 2], "f": argparse.Namespace(g=3)}

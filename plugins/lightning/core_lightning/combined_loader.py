@@ -1,0 +1,97 @@
+"""Several loaders as one, which a program iterates over as it does under Lightning."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from core import CombinedLoader as CoreCombinedLoader
+from core.data import map_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Self
+
+
+class CombinedLoader(CoreCombinedLoader):
+    """See `core.CombinedLoader`. Iterated over by the program itself, it gives triples.
+
+    A triple is the batch, its number, and the number of its loader; the last one is 0, unless the mode is `sequential`.
+
+    Args:
+        iterables: loaders in nested dicts, lists and tuples.
+        mode: how to read them.
+    """
+
+    def __init__(self, iterables: Any, mode: Any = "min_size") -> None:
+        super().__init__(iterables, mode)
+        self._reader: Iterator[tuple[Any, int, int]] | None = None
+
+    @property
+    def iterables(self) -> Any:
+        """The loaders as they were given."""
+        return self.loaders
+
+    @property
+    def flattened(self) -> list[Any]:
+        """The loaders, in the order in which they are read."""
+        return [loader for _, loader in self.leaves]
+
+    @property
+    def sampler(self) -> Any:
+        """The samplers of the loaders, in their structure."""
+        return self._filled(getattr(loader, "sampler", None) for loader in self.flattened)
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The batch samplers of the loaders, in their structure."""
+        return self._filled(getattr(loader, "batch_sampler", None) for loader in self.flattened)
+
+    def _filled(self, leaves: Iterator[Any]) -> Any:
+        own = set(map(id, self.flattened))
+        return map_leaves(lambda _: next(leaves), self.loaders, is_leaf=lambda item: id(item) in own, of_all=True)
+
+    def __iter__(self) -> Self:  # type: ignore[override]  # programs call next() on it
+        if self.mode == "sequential":
+            self._reader = (
+                (batch, number, index)
+                for index, loader in enumerate(self.flattened)
+                for number, batch in enumerate(loader)
+            )
+        else:
+            together = _READERS[self.mode](self.flattened)
+            self._reader = ((self._filled(iter(batches)), number, 0) for number, batches in enumerate(together))
+        return self
+
+    def __next__(self) -> tuple[Any, int, int]:
+        if self._reader is None:
+            raise RuntimeError("Call iter() on the CombinedLoader before next().")
+        return next(self._reader)
+
+    def reset(self) -> None:
+        """Forget the position."""
+        self._reader = None
+
+
+def _read_in_cycles(loaders: Sequence[Any]) -> Iterator[list[Any]]:
+    readers, ended = [iter(loader) for loader in loaders], [False] * len(loaders)
+    while True:
+        batches = []
+        for index, loader in enumerate(loaders):
+            try:
+                batch = next(readers[index])
+            except StopIteration:
+                ended[index] = True
+                if all(ended):
+                    return
+                readers[index] = iter(loader)
+                batch = next(readers[index])
+            batches.append(batch)
+        yield batches
+
+
+_READERS: dict[str, Callable[[Sequence[Any]], Iterator[Sequence[Any]]]] = {
+    "min_size": lambda loaders: zip(*loaders, strict=False),
+    "max_size": lambda loaders: zip_longest(*loaders),
+    "max_size_cycle": _read_in_cycles,
+}

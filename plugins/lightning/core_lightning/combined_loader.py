@@ -51,7 +51,7 @@ class CombinedLoader(CoreCombinedLoader):
         own = set(map(id, self.flattened))
         return map_leaves(lambda _: next(leaves), self.loaders, is_leaf=lambda item: id(item) in own, of_all=True)
 
-    def __iter__(self) -> Self:  # type: ignore[override]  # programs call next() on it
+    def __iter__(self) -> Self:
         if self.mode == "sequential":
             self._reader = (
                 (batch, number, index)

@@ -81,7 +81,7 @@ _STRATEGY_FILES: dict[str, dict[str, str]] = {
     "fsdp": _from(f"{_OWN}.strategies", "FSDPStrategy"),
     "model_parallel": _from(f"{_OWN}.strategies", "ModelParallelStrategy"),
     "parallel": _from("core.strategies", "ParallelStrategy"),
-    "single_device": _from("core.strategies", "SingleDeviceStrategy"),
+    "single_device": _from(f"{_OWN}.strategies", "SingleDeviceStrategy"),
     "single_xla": _from(f"{_OWN}.strategies", "SingleDeviceXLAStrategy"),
     "strategy": _from("core.strategies", "Strategy"),
     "xla": _from(f"{_OWN}.strategies", "XLAStrategy"),

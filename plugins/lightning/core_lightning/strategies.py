@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from core import ConfigurationError, Strategy
+from core_lightning.strategy_names import named
 
 _OF_PACKAGES = {
     "DDPStrategy": "core-ddp",
@@ -14,6 +15,7 @@ _OF_PACKAGES = {
     "DeepSpeedStrategy": "core-deepspeed",
     "FSDPStrategy": "core-fsdp",
     "ModelParallelStrategy": "core-fsdp",
+    "SingleDeviceStrategy": "core-training",
     "SingleDeviceXLAStrategy": "core-xla",
     "XLAFSDPStrategy": "core-xla",
     "XLAStrategy": "core-xla",
@@ -34,7 +36,7 @@ def __getattr__(name: str) -> type:
     if name not in _OF_PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module("core.strategies"), name)  # type: ignore[no-any-return]
+        return named(getattr(import_module("core.strategies"), name))  # type: ignore[no-any-return]
     except ImportError as error:
         return _stand_in(name, str(error))
     except AttributeError:

@@ -27,6 +27,7 @@ from core_lightning.model_modes import ModelModes
 from core_lightning.objects import PickledObjects
 from core_lightning.one_optimizer import OneOptimizer
 from core_lightning.same_draws import SameDraws
+from core_lightning.strategy_names import TellsStrategy, named
 from core_lightning.trainer_attributes import TrainerAttributes
 from core_lightning.trust import TRUSTS
 
@@ -102,9 +103,9 @@ class Trainer(TrainerAttributes):
         )
         self.barebones = barebones
         keep_no_casts(self.strategy.precision_plugin)
-        vars(self.strategy).setdefault("num_processes", self.strategy.num_processes_per_node)  # programs read it
+        self.strategy.__class__ = named(type(self.strategy))
 
-        observers: list[Callback] = [OneOptimizer(), ModelModes(), SetsUpAccelerator(), CallbackLogs()]
+        observers: list[Callback] = [TellsStrategy(), OneOptimizer(), ModelModes(), SetsUpAccelerator(), CallbackLogs()]
         observers += map(SyncsLayers, syncs)
         if use_distributed_sampler is None and self.world_size == 1:
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)

@@ -24,7 +24,7 @@ from core_parallel.experts import expert_modules, expert_shards, uncompiled
 from core_parallel.mesh import device_mesh, sizes
 from core_parallel.mesh.placements import cut_axes
 from core_parallel.microbatches import batches
-from core_parallel.modules import compiled_parts
+from core_parallel.modules import compiled_parts, torch_clipping
 from core_parallel.modules.check_keys import CheckKeys
 from core_parallel.tensor import checks, layers
 
@@ -235,6 +235,7 @@ class MeshStrategy(FSDPStrategy):
             ModuleError: the module can't be cut, or ranks have built different ones.
         """
         self._check_hooks(module)
+        torch_clipping.follow(self)
         compiler = self.session.compiler
         if self.sizes.context > 1:
             check_whole_batches(module)
@@ -508,6 +509,11 @@ class MeshStrategy(FSDPStrategy):
         clipped: Tensor | None = owner.clip_gradients(module, optimizer, clipping)
         return clipped
 
+    def norm_of(self, gradients: Sequence[Tensor], norm_type: float) -> Tensor | None:
+        """All ranks. The norm of gradients that torch's `clip_grad_norm_` is given; None if torch can take it."""
+        has_meshes = len(torch_clipping.by_mesh(gradients)) > 1
+        return averages.norm_of(gradients, norm_type, None) if has_meshes else None
+
     # state ----------------------------------------------------------------------------------------------------------
 
     def get_module_state_dict(
@@ -529,6 +535,7 @@ class MeshStrategy(FSDPStrategy):
     def release(self) -> None:
         """All ranks; idempotent. Forget the modules."""
         super().release()
+        torch_clipping.leave(self)
         self._contexts.clear()
         self._blocks.clear()
         self._unlike.clear()

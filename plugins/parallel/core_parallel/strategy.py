@@ -28,7 +28,7 @@ from core_parallel.experts import expert_modules, expert_shards
 from core_parallel.mesh import sizes
 from core_parallel.mesh.placements import cut_axes, placed_like
 from core_parallel.mesh_strategy import MeshStrategy
-from core_parallel.modules import absent, compiled_parts, forwards
+from core_parallel.modules import absent, compiled_parts, forwards, torch_clipping
 from core_parallel.pipeline import batch_norms, schedules, state, trial
 from core_parallel.pipeline.chain import Chain
 from core_parallel.pipeline.draws import Draws
@@ -195,6 +195,7 @@ class MeshParallelStrategy(MeshStrategy):
         if group is None:
             return super().setup_module(module)
         self._check_hooks(module)
+        torch_clipping.follow(self)
         if self.sizes.context > 1:
             check_whole_batches(module)
         compiler, self.session.compiler = self.session.compiler, None  # of parts, and not of steps
@@ -436,6 +437,16 @@ class MeshParallelStrategy(MeshStrategy):
         # What every rank has is counted by the first.
         counted = [one for one in learning if owners.get(id(one), 0) == chain.line.position]
         return averages.clip_by_norm(learning, counted, clipping, chain.line)
+
+    def norm_of(self, gradients: Sequence[Tensor], norm_type: float) -> Tensor | None:
+        """All ranks. The norm of gradients that torch's `clip_grad_norm_` is given, over the stages that have some."""
+        chains, owners = self._chains, self._owners()
+        own = {id(one.grad): owners.get(id(one), 0) for each in chains for one in each.parameters() if not one.is_meta}
+        if not chains or (gradients and own.keys().isdisjoint(map(id, gradients))):
+            return super().norm_of(gradients, norm_type)
+        line = next(iter(chains.values())).line
+        counted = [one for one in gradients if own.get(id(one), 0) == line.position]
+        return averages.norm_of(counted, norm_type, line)
 
     def awaited(self) -> Awaited | None:
         """Any thread. The messages for which this rank waits along its pipeline; see `AwaitsRanks`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,9 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from core_parallel.mesh.placements import own_part
+from core_parallel.modules.torch_clipping import by_mesh, clip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -99,22 +99,17 @@ def clip_by_norm(
     Returns:
         The norm before, a scalar tensor, the same on all ranks.
     """
-    parts = [_whole(get_total_norm([one.grad for one in group], clipping.norm_type)) for group in _by_mesh(counted)]
-    own = get_total_norm(parts, clipping.norm_type)
-    norms = [own] if line is None else [line.share(own.double(), position) for position in range(line.size)]
-    total = get_total_norm(norms, clipping.norm_type, clipping.error_if_nonfinite)
-    for group in _by_mesh(parameters):
-        clip_grads_with_norm_(group, clipping.value, total)
+    own = [one.grad for one in counted if one.grad is not None]
+    total = get_total_norm([norm_of(own, clipping.norm_type, line)], clipping.norm_type, clipping.error_if_nonfinite)
+    clip(parameters, clipping.value, total)
     return total
 
 
-def _by_mesh(parameters: Iterable[Tensor]) -> list[list[Any]]:
-    """Those with gradients, by the mesh over which these lie: one operation takes tensors of one mesh only."""
-    groups: dict[object, list[Any]] = defaultdict(list)
-    for parameter in parameters:
-        if parameter.grad is not None:
-            groups[getattr(parameter.grad, "device_mesh", None)].append(parameter)
-    return list(groups.values())
+def norm_of(counted: Sequence[Tensor], norm_type: float, line: Line | None) -> Tensor:
+    """All ranks. The norm of gradients that lie over any meshes, over all stages; see `clip_by_norm`."""
+    own = get_total_norm([_whole(get_total_norm(group, norm_type)) for group in by_mesh(counted)], norm_type)
+    norms = [own] if line is None else [line.share(own.double(), position) for position in range(line.size)]
+    return get_total_norm(norms, norm_type)
 
 
 def _whole(norm: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from core import ModuleError
+from core_parallel.modules import torch_clipping
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -96,7 +97,7 @@ class AbsentParameter(AbsentTensor, nn.Parameter):
         """None. Optimizers and the like may ask; to read it anywhere else is an error, since a sum would leave it out.
 
         Raises:
-            ModuleError: a step, a hook or a loop reads it, or torch's clipping by norm.
+            ModuleError: a step, a hook or a loop reads it.
         """
         if not _inspects.get() and not _may_leave_out(sys._getframe(1)):
             raise ModuleError(
@@ -121,7 +122,8 @@ def _may_leave_out(reader: FrameType | None) -> bool:
     """True if who reads a gradient looks at each by itself: an optimizer, or what torch and core do around its step."""
     if reader is not None and _package(reader) in _CAREFUL:
         around = (reader, reader.f_back)  # in Python 3.11 a comprehension has a frame of its own
-        return not any(one is not None and one.f_code.co_name == "clip_grad_norm_" for one in around)
+        clips = any(one is not None and one.f_code.co_name == "clip_grad_norm_" for one in around)
+        return not clips or torch_clipping.is_followed()
     while reader is not None and _package(reader) != "core":
         if isinstance(reader.f_locals.get("self"), torch.optim.Optimizer):
             return True

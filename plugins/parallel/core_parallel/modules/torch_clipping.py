@@ -24,7 +24,7 @@ _knowing: WeakSet[KnowsNorm] = WeakSet()
 
 
 def follow(strategy: KnowsNorm) -> None:
-    """Let `clip_grad_norm_` ask a strategy too. Under whatever name it was imported, it looks up these two itself."""
+    """Make `clip_grad_norm_` ask a strategy too. Under whatever name it was imported, it looks up these two itself."""
     own = vars(clip_grad)
     if own.get("_get_total_norm") is get_total_norm and own.get("_clip_grads_with_norm_") is clip_grads_with_norm_:
         own.update(_get_total_norm=_total_norm, _clip_grads_with_norm_=_clip)

@@ -161,14 +161,6 @@ class Tied(MixtureNet):
         self.blocks[1].experts.up = self.blocks[0].experts.up
 
 
-class OnMeta(MixtureNet):
-    """Has no values."""
-
-    def __init__(self) -> None:
-        with torch.device("meta"):
-            super().__init__()
-
-
 class _Normalizing(Stacked):
     def forward(self, tokens: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         return super().forward(tokens, numbers, weights / weights.sum(1, keepdim=True))

@@ -158,8 +158,18 @@ def test_nothing_trains_without_values(sizes: dict[str, int]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize("name", ["Llama", "Mixtral"])
-@pytest.mark.parametrize("sizes", [{"shard": 2}, {"tensor": 2}, {"pipeline": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        *(("Llama", {axis: 2}) for axis in ("shard", "tensor", "pipeline")),
+        *(("Mixtral", {axis: 2}) for axis in ("shard", "tensor", "pipeline", "expert")),
+        ("Mixtral", {"expert": 2, "shard": 2}),
+        ("Mixtral", {"expert": 2, "pipeline": 2}),
+    ],
+    ids=str,
+)
 def test_models_of_transformers_begin_as_on_one_device(name: str, sizes: dict[str, int]) -> None:
     pytest.importorskip("transformers")
-    assert_equals_one_device(on_mesh(2, sizes.get("shard", 1), **sizes), partial(Words, name), max_steps=3)
+    num_processes = 2 ** len(sizes)
+    shares = num_processes // (sizes.get("tensor", 1) * sizes.get("pipeline", 1))
+    assert_equals_one_device(on_mesh(num_processes, shares, **sizes), partial(Words, name), max_steps=3)

@@ -130,7 +130,6 @@ _REFUSED: list[tuple[Any, str]] = [
     (mixtures.Whole, r"'blocks\.0' must have the number of experts as their first dim, and it has 'norm\.weight'"),
     (mixtures.Unknown, r"for 'blocks\.0\.experts' is 'spread'; expected 'ep_dispatch_experts' for a module"),
     (mixtures.Tied, r"'blocks\.0\.experts\.up' and 'blocks\.1\.experts\.up' share a parameter of experts"),
-    (mixtures.OnMeta, r"'blocks\.0\.experts\.up' was built on the meta device"),
     (mixtures.Normalizing, r"_Normalizing 'blocks\.0\.experts' computes other values for tokens with several experts"),
     (mixtures.Sequences, r"Stacked 'blocks\.0\.experts' was called with \[\(2, 3, 16\), \(2, 3, 2\), \(2, 3, 2\)\]"),
 ]

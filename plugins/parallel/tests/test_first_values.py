@@ -14,7 +14,7 @@ from pipelines import loader
 from torch import Tensor, nn
 
 from core import CoreError, Fabric, Module
-from core_parallel import MeshParallelStrategy
+from core_parallel import ExpertList, MeshParallelStrategy
 from core_parallel.stages import first_values
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors
@@ -75,7 +75,10 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     "make",
-    [Scaled, Initialized, TiedLater, Tied, lambda: nn.TransformerEncoderLayer(4, 2, 8), lambda: nn.BatchNorm1d(3)],
+    [
+        *(Scaled, Initialized, TiedLater, Tied, lambda: nn.TransformerEncoderLayer(4, 2, 8), lambda: nn.BatchNorm1d(3)),
+        lambda: ExpertList(nn.Linear(4, 3) for _ in range(2)),
+    ],
 )
 def test_each_part_draws_what_it_draws_on_one_device(make: Any) -> None:
     strategy = Fabric(accelerator="cpu").strategy

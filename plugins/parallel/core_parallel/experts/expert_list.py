@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +48,10 @@ class ExpertList(nn.Module):
             stacked = torch.stack([own[name].detach() for own in owned])
             parameter = nn.Parameter(stacked, requires_grad=first.requires_grad)
             self.each.get_submodule(owner).register_parameter(last, parameter)
+        for part in self.each.modules():
+            for name in ("reset_parameters", "_reset_parameters"):
+                if callable(getattr(type(part), name, None)):
+                    vars(part)[name] = partial(_draw_each, part, name)
 
     def forward(self, tokens: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         """The sum of the experts' answers by weights, shape (tokens, width).
@@ -69,6 +74,22 @@ class ExpertList(nn.Module):
                 places.append(place)
         found = torch.cat(parts)
         return found.new_zeros(len(tokens), found.shape[-1]).index_add(0, torch.cat(places), found)
+
+
+def _draw_each(part: nn.Module, name: str) -> None:
+    """Draw one expert after the other: its own method takes stacked parameters for those of one, and draws too little.
+
+    Args:
+        part: a module of one expert, with stacked parameters.
+        name: of the method of its class.
+    """
+    stacked = {key: one for key, one in part._parameters.items() if one is not None}
+    try:
+        for slices in zip(*(one.detach().unbind() for one in stacked.values()), strict=True):
+            part._parameters.update(zip(stacked, map(nn.Parameter, slices), strict=True))
+            getattr(type(part), name)(part)
+    finally:
+        part._parameters.update(stacked)
 
 
 def _refuse_unlike(members: list[nn.Module]) -> None:

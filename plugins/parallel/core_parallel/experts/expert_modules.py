@@ -138,7 +138,6 @@ def plan(module: nn.Module, given: Any, mesh: DeviceMesh) -> list[ExpertModule]:
         _refuse_other(already[0], mesh)
         return []
     found = divided(module, given, mesh["expert"].size())
-    _refuse_meta(found)
     return found
 
 
@@ -217,16 +216,6 @@ def _refuse_tied(module: nn.Module, found: Sequence[ExpertModule]) -> None:
                 f"{first!r} and {name!r} share a parameter of experts: they would go apart when it is distributed. "
                 "Untie them."
             )
-
-
-def _refuse_meta(found: Sequence[ExpertModule]) -> None:
-    for experts in found:
-        for name, parameter in experts.parameters.items():
-            if parameter.is_meta:
-                raise ModuleError(
-                    f"'{experts.name}.{name}' was built on the meta device, and experts are distributed with their "
-                    "values: reset_parameters() would draw those of one expert for all. Build the module with values."
-                )
 
 
 def _refuse_other(parameter: Any, mesh: DeviceMesh) -> None:

@@ -309,7 +309,8 @@ class Chain:
             if not isinstance(one, Tensor):
                 raise ModuleError(
                     f"{self.layout.describe(stage)} returned a {type(one).__name__}; expected tensors, in lists, "
-                    "tuples and dicts."
+                    "tuples and dicts. Of a model that can't be changed, such as an encoder with a decoder, make "
+                    "modules that hand on tensors alone, and name them by pipeline()."
                 )
 
     def _share_answer(self, made: _Pass) -> Any:

@@ -218,8 +218,7 @@ share, and are compared with `ddp`. The models are small; their steps are those 
 ([models](../../plugins/parallel/tests/architectures.py),
 [program](../../plugins/parallel/tests/all_architectures.py), run by hand on {date} with torch {torch}).
 
-Of {total} cells {right} are right and {refused} refused; {wrong} are wrong, {crash} crash, {still} stand still.
-{others}
+Of {total} cells {right} are right and {refused} refused; {wrong} are wrong, {crash} crash, {still} stand still.{others}
 
 """
 
@@ -239,7 +238,7 @@ def page(record: dict[str, Any]) -> str:
     states = [result["state"] for row in cells.values() for result in row.values()]
     counts = {name: states.count(state) for name, state in (("still", "stands still"), *((s, s) for s in set(states)))}
     missing = len(LAYOUTS) * len(architectures.MODELS) - len(states)
-    others = f"{missing} weren't run, and are empty." if missing else ""
+    others = f"\n{missing} weren't run, and are empty." if missing else ""
     head = HEAD.format_map(
         {
             "right": 0,

@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from core import ConfigurationError, ModuleError
+from core.cli import size_text
 from core.contract import ExplainsLayout
 from core.resolve import resolve
 from core_parallel import MeshParallelStrategy
 from core_parallel.context import attention
-from core_parallel.explained.texts import size_text
 from core_testing.ranks import Backend
 
 if TYPE_CHECKING:

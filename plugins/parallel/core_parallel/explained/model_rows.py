@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from core_parallel.explained.texts import Row, count_text, listed, size_text
+from core.cli import size_text
+from core_parallel.explained.texts import Row, count_text, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

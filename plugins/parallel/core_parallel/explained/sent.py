@@ -11,7 +11,8 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils._pytree import tree_leaves, tree_map
 
-from core_parallel.explained.texts import Row, size_text
+from core.cli import size_text
+from core_parallel.explained.texts import Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from core.cli import size_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -17,15 +19,6 @@ def listed(items: Iterable[str], most: int = 4) -> str:
     """The items, the last of many after an ellipsis."""
     found = [*items]
     return ", ".join(found if len(found) <= most else [*found[: most - 1], "...", found[-1]])
-
-
-def size_text(number: float) -> str:
-    """A number of bytes, such as `1.5 MiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} GiB"
 
 
 def count_text(parameters: Iterable[Tensor]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -88,13 +89,13 @@ class PartedTensor(Tensor):
 
     def _flattened(self, start_dim: int = 0, end_dim: int = -1) -> Self:
         shape, first, last = list(self.shape), start_dim % self.ndim, end_dim % self.ndim
-        return self._viewed(*shape[:first], _product(shape[first : last + 1]), *shape[last + 1 :])
+        return self._viewed(*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :])
 
     def _sizes(self, shape: Any) -> list[int]:
         """The shape that a view asks for."""
         sizes = list(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
         if -1 in sizes:
-            known = _product([one for one in sizes if one != -1])
+            known = math.prod(one for one in sizes if one != -1)
             sizes[sizes.index(-1)] = self.numel() // max(known, 1)
         return sizes
 
@@ -158,10 +159,3 @@ def refused(kind: PartedTensor | type[PartedTensor], func: Any) -> ModuleError:
         "and cross entropy are done in parts. Call .whole() first, on all ranks, to have all values; or leave the "
         "option out."
     )
-
-
-def _product(sizes: Sequence[int]) -> int:
-    found = 1
-    for one in sizes:
-        found *= one
-    return found

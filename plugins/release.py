@@ -9,20 +9,18 @@ CPUs need, and `release.json` is what `core doctor --verify` compares an install
 """
 
 import argparse
-import hashlib
 import json
 import re
 import shutil
 import subprocess
 import tempfile
 import tomllib
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.version import Version
-from wheels import ROOT, make_builder, sources_below, write_constraints
+from wheels import ROOT, digest, make_builder, sources_below, write_constraints, write_digests
 
 SBOM = "sbom.cdx.json"
 HEADING = re.compile(r"^## (\S+) \((\d{4}-\d\d-\d\d)\)$", re.MULTILINE)
@@ -49,7 +47,7 @@ def main() -> None:
         shutil.copytree(builds[0], index)
         wheels = sorted(index.glob("*.whl"))
         constraints = write_constraints(folder, wheels)
-        folder.joinpath("release.json").write_text(json.dumps(contents(wheels), indent=1), encoding="utf-8")
+        write_digests(folder, wheels)
         lock(python, constraints, folder / "pylock.toml")
     print(f"{len(wheels)} distributions, built twice and equal, are in {index}.")
 
@@ -144,24 +142,6 @@ def differences(first: Path, second: Path) -> list[str]:
     """The names of files that two builds don't have alike."""
     digests = [{path.name: digest(path.read_bytes()) for path in build.iterdir()} for build in (first, second)]
     return sorted(name for name, _ in digests[0].items() ^ digests[1].items())
-
-
-def digest(content: bytes) -> str:
-    """SHA-256, in hexadecimal digits."""
-    return hashlib.sha256(content).hexdigest()
-
-
-def contents(wheels: list[Path]) -> dict[str, dict[str, object]]:
-    """Version and digests of the files of each distribution, by name."""
-    found = {}
-    for path in wheels:
-        name, version, *_ = path.name.split("-")
-        with zipfile.ZipFile(path) as wheel:
-            files = {
-                each: digest(wheel.read(each)) for each in sorted(wheel.namelist()) if not each.endswith("/RECORD")
-            }
-        found[name.replace("_", "-")] = {"version": version, "files": files}
-    return found
 
 
 def lock(python: str, constraints: Path, path: Path) -> None:

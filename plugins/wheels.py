@@ -3,16 +3,20 @@
     python plugins/wheels.py dist
     python -m pip install -c dist/constraints.txt core-ddp core-deepspeed
 
-Without the constraints pip would ask an index, which has none of ours, or somebody else's.
+Without the constraints pip would ask an index, which has none of ours, or somebody else's. Beside them,
+`release.json` is what `core doctor --verify` compares the installed files with.
 """
 
 import argparse
+import hashlib
+import json
 import shlex
 import shutil
 import subprocess
 import tempfile
 import tomllib
 import venv
+import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +41,7 @@ def main() -> None:
             wheels.append(Path(shutil.move(wheel, folder / wheel.name)))
             print(wheel.name, flush=True)
     constraints = write_constraints(folder, wheels)
+    write_digests(folder, wheels)
     print(f"{len(wheels)} wheels. Install from them: python -m pip install -c {shlex.quote(str(constraints))} core-ddp")
 
 
@@ -64,6 +69,24 @@ def write_constraints(folder: Path, wheels: Iterable[Path]) -> Path:
     path = folder / "constraints.txt"
     path.write_text("".join(lines), encoding="utf-8")
     return path
+
+
+def write_digests(folder: Path, wheels: Iterable[Path]) -> None:
+    """Write `release.json`: the version of each distribution and its files' digests, for `core doctor --verify`."""
+    found = {}
+    for path in wheels:
+        name, version, *_ = path.name.split("-")
+        with zipfile.ZipFile(path) as wheel:
+            files = {
+                each: digest(wheel.read(each)) for each in sorted(wheel.namelist()) if not each.endswith("/RECORD")
+            }
+        found[name.replace("_", "-")] = {"version": version, "files": files}
+    folder.joinpath("release.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+def digest(content: bytes) -> str:
+    """SHA-256, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def _build_requires(source: Path) -> list[str]:

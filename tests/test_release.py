@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from core import __version__
 from core.cli.doctor import examine_release
+from support.fake_distributions import make_distribution
 
 ROOT = Path(__file__).parents[1]
 PROJECT = """\
@@ -146,9 +148,40 @@ def test_another_version_is_told(tmp_path):
     path.write_text(json.dumps({"core-training": {"version": "99.0", "files": {}}, "core-none": {}}))
     found = [(finding.subject, finding.state, finding.detail) for finding in examine_release(path)]
     assert found == [
-        ("release core-training", "broken", f"{__version__} is installed, and the release has 99.0"),
+        ("release core-training", "broken", f"it has 99.0, and {__version__} is installed"),
         ("release", "absent", "not installed: core-none"),
     ]
+
+
+def test_what_an_installed_distribution_requires_is_told(tmp_path, monkeypatch):
+    make_distribution(tmp_path, "core-acme", requires=["core-none<2,>=1", "core-extra; extra == 'dev'"])
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "release.json"
+    none = {"core-none": {}, "core-extra": {}}
+    path.write_text(json.dumps({"core-acme": {"version": "1.0", "files": {}}} | none))
+    found = {finding.subject: (finding.state, finding.detail) for finding in examine_release(path)}
+    assert found == {
+        "release core-acme": ("ok", "its 0 files are those of 1.0"),
+        "release core-none": ("broken", "not installed, and core-acme requires it. Install it."),
+        "release": ("absent", "not installed: core-none, core-extra"),
+    }
+
+
+def test_wheels_have_a_list_of_their_files_beside_them(tmp_path, monkeypatch):
+    """Those of README's install, which is no release."""
+    monkeypatch.syspath_prepend(str(ROOT / "plugins"))
+    import wheels
+
+    monkeypatch.delitem(sys.modules, "wheels")
+    monkeypatch.setattr(wheels, "sources_below", lambda _: [ROOT / "plugins" / "report"])
+    monkeypatch.setattr(wheels, "make_builder", lambda: nullcontext(sys.executable))
+    monkeypatch.setattr(sys, "argv", ["wheels.py", str(tmp_path)])
+    wheels.main()
+    released = json.loads((tmp_path / "release.json").read_text())
+    assert installed(tmp_path / "site", "-c", tmp_path / "constraints.txt", "core-report")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    found = {finding.subject: finding.detail for finding in examine_release(tmp_path / "release.json")}
+    assert found == {"release core-report": f"its {len(released['core-report']['files'])} files are those of 0.1.0"}
 
 
 def test_a_plugins_tests_import_no_helper_of_others():

@@ -13,10 +13,12 @@ import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from core._version import DISTRIBUTION, __version__
@@ -161,7 +163,7 @@ def _other_distributions() -> Iterator[Finding]:
     import importlib_metadata
 
     for other in namesakes():
-        detail = f"{other} brings a package `core` too, and one overwrites or hides the other: `pip uninstall` that."
+        detail = f"{other} has the name or brings a package `core`, which overwrites or hides ours: `pip uninstall` it."
         yield Finding("another core", "broken", detail)
     copies = list(importlib_metadata.distributions(name=DISTRIBUTION))
     folders = [str(copy.locate_file("")) for copy in copies]
@@ -271,26 +273,26 @@ def _problem(row: Row) -> Finding:
 
 
 def examine_release(path: Path) -> Iterator[Finding]:
-    """Each distribution of a release as it is installed here, file by file."""
-    from importlib.metadata import PackageNotFoundError, distribution
+    """Each distribution of a release as it is installed here, file by file, and what these require of it in vain."""
+    from importlib.metadata import distributions
 
-    missing = []
-    for name, released in json.loads(path.read_text(encoding="utf-8")).items():
-        try:
-            installed = distribution(name)
-        except PackageNotFoundError:
-            missing.append(name)
-            continue
-        files = {file: Path(str(installed.locate_file(file))) for file in released["files"]}
-        changed = [file for file, there in files.items() if _digest(there) != released["files"][file]]
-        if installed.version != released["version"]:
-            detail = f"{installed.version} is installed, and the release has {released['version']}"
-            yield Finding(f"release {name}", "broken", detail)
+    release = json.loads(path.read_text(encoding="utf-8"))
+    found = {name: one for name in release for one in islice(distributions(name=name), 1)}
+    for name, installed in found.items():
+        released, files = release[name]["version"], release[name]["files"]
+        changed = [file for file in files if _digest(Path(str(installed.locate_file(file)))) != files[file]]
+        if (version := installed.version) != released:
+            yield Finding(f"release {name}", "broken", f"it has {released}, and {version} is installed")
         elif changed:
             shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if changed[3:] else "")
             yield Finding(f"release {name}", "broken", f"not as released: {shown}. Install it again.")
         else:
-            yield Finding(f"release {name}", "ok", f"its {len(files)} files are those of {released['version']}")
+            yield Finding(f"release {name}", "ok", f"its {len(files)} files are those of {released}")
+    lines = {line: name for name, one in found.items() for line in one.requires or () if "; extra" not in line}
+    required = {Requirement(line).name: name for line, name in lines.items()}
+    for name in (missing := [name for name in release if name not in found]):
+        if name in required:
+            yield Finding(f"release {name}", "broken", f"not installed, and {required[name]} requires it. Install it.")
     if missing:
         yield Finding("release", "absent", f"not installed: {', '.join(missing)}")
 

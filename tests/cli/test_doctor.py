@@ -165,7 +165,7 @@ def test_another_distribution_that_brings_a_core(core_cli, name):
     assert done.returncode == 1
     finding = findings_of(done)["another core"]
     assert finding["state"] == "broken"
-    assert finding["detail"].startswith(f"{name} 9.9 brings a package `core` too")
+    assert finding["detail"].startswith(f"{name} 9.9 has the name or brings a package `core`")
 
 
 @pytest.mark.parametrize("is_removed", [False, True])

@@ -104,6 +104,8 @@ def test_a_release_is_built_twice_and_found_again_where_it_is_installed(tmp_path
     assert "licenses/LICENSE" in names
     assert parts["metadata"]["component"]["name"] == "core-ddp"
     assert [part["name"] for part in parts["components"]] == ["core-training", "torch"]
+    assert_builds_again(dist, "core_training", tmp_path / "again")
+    assert_builds_again(dist, "core_ddp", tmp_path / "again")
     assert 'path = "index/core_ddp-' in (dist / "pylock.toml").read_text()
     assert f"core-ddp @ {(dist / 'index').as_uri()}/core_ddp-" in (dist / "constraints.txt").read_text()
     squatted = ["--find-links", squatter(tmp_path / "squatter"), "core-ddp"]
@@ -115,6 +117,16 @@ def test_a_release_is_built_twice_and_found_again_where_it_is_installed(tmp_path
     (tmp_path / "site" / "core_ddp" / "late.py").write_text("changed = True\n")
     state, detail = verified(dist / "release.json", tmp_path / "site")["release core-ddp"]
     assert (state, detail) == ("broken", "not as released: core_ddp/late.py. Install it again.")
+
+
+def assert_builds_again(dist, name, folder):
+    """The sdist alone makes a wheel of the same files."""
+    (sdist,) = dist.glob(f"index/{name}-*.tar.gz")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, sdist]
+    subprocess.run(command, check=True)
+    (wheel,) = folder.glob(f"{name}-*.whl")
+    with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(dist / "index" / wheel.name) as released:
+        assert sorted(ours.namelist()) == sorted(released.namelist())
 
 
 def squatter(folder):

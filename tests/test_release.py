@@ -122,8 +122,8 @@ def test_a_release_is_built_twice_and_found_again_where_it_is_installed(tmp_path
 def assert_builds_again(dist, name, folder):
     """The sdist alone makes a wheel of the same files."""
     (sdist,) = dist.glob(f"index/{name}-*.tar.gz")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, sdist]
-    subprocess.run(command, check=True)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, sdist], check=True)
     (wheel,) = folder.glob(f"{name}-*.whl")
     with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(dist / "index" / wheel.name) as released:
         assert sorted(ours.namelist()) == sorted(released.namelist())

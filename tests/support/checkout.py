@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+KITS = Path(__file__).with_name("kits.ini")
+"""The settings of a kit that a test runs in a process of its own; an sdist has them too."""
 
 
 def in_checkout(path: str) -> Path:

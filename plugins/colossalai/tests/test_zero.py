@@ -11,12 +11,11 @@ import pytest
 from zero_suite import ZeroConformance
 
 from core_testing import programs
-from support.checkout import in_checkout
+from support.checkout import KITS
 
 accelerator_double.register()
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parent / "zero_program.py"
-KITS = in_checkout("plugins/testing/tests/kits.ini")
 
 
 class TestZero1(ZeroConformance):

@@ -13,14 +13,13 @@ import torch.utils.backend_registration
 
 from core.cluster import reserve_port
 from core_testing import programs
-from support.checkout import in_checkout
+from support.checkout import KITS
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch can't have a device in Python",
 )
 HERE = Path(__file__).parent
-KITS = in_checkout("plugins/testing/tests/kits.ini")
 
 
 def start(alias, **variables):

@@ -13,9 +13,9 @@ from torch import nn
 from core import ConfigurationError, Fabric
 from core_fairscale import DDPShardedStrategy
 from core_testing import programs
+from support.checkout import KITS
 
 HERE = Path(__file__).parent
-KITS = HERE.parents[1] / "testing" / "tests" / "kits.ini"
 ON_CPU = {"accelerator": "cpu", "devices": 2}
 
 

@@ -12,7 +12,7 @@ import torch.utils.backend_registration
 from packaging.version import Version
 
 from core_testing import programs
-from support.checkout import in_checkout
+from support.checkout import KITS, in_checkout
 
 pytestmark = [
     pytest.mark.skipif(
@@ -23,7 +23,6 @@ pytestmark = [
         Version(torch.__version__) >= Version("2.15"), reason="this torch can't have a process group in Python"
     ),
 ]
-KITS = simulated.HERE.parents[1] / "testing" / "tests" / "kits.ini"
 
 
 def pytest_on_simulated(folder, *arguments, lazy=True):

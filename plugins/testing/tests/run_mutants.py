@@ -26,6 +26,7 @@ from mutants import MUTANTS  # noqa: E402
 import core_testing  # noqa: E402
 from core_testing import ConformanceReport, StrategyConformance  # noqa: E402
 from core_testing.packaging import PackagingTests  # noqa: E402
+from support.checkout import KITS  # noqa: E402
 
 FAILURES = HERE / "failures.json"  # all tests that fail, by the name of a mutant
 COUNTS = Path(core_testing.__file__).with_name("mutants.json")
@@ -37,7 +38,7 @@ def run(node_ids):
     """Outcome by suite and test."""
     report = ConformanceReport()
     without = ["-p", "no:cacheprovider", "-p", "no:randomly"]
-    options = ["-q", "--no-header", "--tb=line", *without, "-c", str(HERE / "kits.ini")]
+    options = ["-q", "--no-header", "--tb=line", *without, "-c", str(KITS)]
     pytest.main([*options, "--rootdir", "/", *node_ids], plugins=[report])
     return {nodeid.partition("::")[2]: row.outcome for nodeid, row in report.rows.items()}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from core_testing import programs
+from support.checkout import KITS
 
 HERE = Path(__file__).parent
 PAGE = HERE / "mutants.md"
@@ -94,7 +95,7 @@ def test_every_test_has_a_mutant():
 )
 def test_a_right_strategy_passes(name):
     suite = f"{HERE / 'kits.py'}::{name}"
-    done = run(*programs.PYTEST, "-q", "-c", HERE / "kits.ini", "-p", "no:cacheprovider", suite)
+    done = run(*programs.PYTEST, "-q", "-c", KITS, "-p", "no:cacheprovider", suite)
     assert done.returncode == 0, done.stdout[-4000:]
 
 

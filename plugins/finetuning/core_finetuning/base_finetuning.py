@@ -58,6 +58,13 @@ class BaseFinetuning(Callback):
     # what subclasses call -------------------------------------------------------------------------------------------
 
     @staticmethod
+    def flatten_modules(modules: nn.Module | Iterable[nn.Module]) -> list[nn.Module]:
+        """The parts of modules that have parameters of their own, or no parts."""
+        if isinstance(modules, nn.ModuleDict):
+            modules = modules.values()
+        return [layer for layer in _layers(modules) if not any(layer.children()) or layer._parameters]
+
+    @staticmethod
     def freeze(modules: nn.Module | Iterable[nn.Module], train_bn: bool = True) -> None:
         """Stop training parameters.
 
@@ -66,11 +73,17 @@ class BaseFinetuning(Callback):
             train_bn: go on training batch norms; False stops their statistics too.
         """
         for layer in _layers(modules):
-            if isinstance(layer, BatchNorm):
-                _train(layer, train_bn)
-                layer.track_running_stats = train_bn
+            if isinstance(layer, BatchNorm) and train_bn:
+                _make_trainable(layer)
             else:
-                _train(layer, False)
+                BaseFinetuning.freeze_module(layer)
+
+    @staticmethod
+    def freeze_module(module: nn.Module) -> None:
+        """Stop training a module's own parameters, and not those of its parts; of a batch norm the statistics too."""
+        _train(module, False)
+        if isinstance(module, BatchNorm):
+            module.track_running_stats = False
 
     @staticmethod
     def make_trainable(modules: nn.Module | Iterable[nn.Module]) -> None:
@@ -94,6 +107,12 @@ class BaseFinetuning(Callback):
                 own = layer.parameters(recurse=False)
                 yield from (parameter for parameter in own if parameter.requires_grad == requires_grad)
 
+    @staticmethod
+    def filter_on_optimizer(optimizer: Optimizer, params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """The parameters that no group of an optimizer has."""
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return [parameter for parameter in params if id(parameter) not in held]
+
     def unfreeze_and_add_param_group(
         self,
         modules: nn.Module | Iterable[nn.Module],
@@ -114,11 +133,10 @@ class BaseFinetuning(Callback):
         for layer in _layers(modules):
             if train_bn or not isinstance(layer, BatchNorm):
                 _make_trainable(layer)
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        found = {id(one): one for one in self.filter_params(modules, train_bn) if id(one) not in held}
+        found = dict.fromkeys(self.filter_on_optimizer(optimizer, self.filter_params(modules, train_bn)))
         if found:
             rate = optimizer.param_groups[0]["lr"] / initial_denom_lr if lr is None else lr
-            self._add_group(optimizer, list(found.values()), float(rate))
+            self._add_group(optimizer, list(found), float(rate))
 
     # what the Trainer calls -----------------------------------------------------------------------------------------
 

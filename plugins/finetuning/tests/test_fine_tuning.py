@@ -204,3 +204,17 @@ def test_what_cannot_be_is_refused(tmp_path):
         BackboneFinetuning(1, backbone_initial_lr=0)
     with pytest.raises(NotImplementedError, match="BaseFinetuning has no freeze_before_training"):
         fit(tmp_path, Net(), BaseFinetuning())
+
+
+def test_parts_of_modules_are_found_and_frozen_alone():
+    norm = nn.BatchNorm1d(2)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(norm, nn.ReLU()))
+    layers = BaseFinetuning.flatten_modules(model)
+    assert layers == [model[0], norm, model[1][1]] == BaseFinetuning.flatten_modules(nn.ModuleDict({"a": model}))
+    BaseFinetuning.freeze_module(model)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    BaseFinetuning.freeze_module(norm)
+    assert [parameter.requires_grad for parameter in model.parameters()] == [True, True, False, False]
+    assert not norm.track_running_stats
+    optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
+    assert BaseFinetuning.filter_on_optimizer(optimizer, model.parameters()) == list(norm.parameters())

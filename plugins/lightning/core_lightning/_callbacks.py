@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,9 +15,10 @@ from core.callbacks import BasePredictionWriter as CoreBasePredictionWriter
 from core.callbacks import EarlyStopping as CoreEarlyStopping
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core.callbacks import RichProgressBar as CoreRichProgressBar
+from core_lightning.utilities import get_filesystem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import nn
 
@@ -69,6 +71,47 @@ class ModelCheckpoint(CoreModelCheckpoint):
             save_on_train_epoch_end=save_on_train_epoch_end,
             enable_version_counter=enable_version_counter,
         )
+
+    def format_checkpoint_name(
+        self,
+        metrics: Mapping[str, Any],
+        filename: str | None = None,
+        ver: int | None = None,
+        prefix: str | None = None,
+    ) -> str:
+        """The path of a checkpoint with these values. One that is missing is 0.
+
+        Args:
+            metrics: by name.
+            filename: a pattern in place of the callback's own.
+            ver: number of a version, appended.
+            prefix: stands before the name.
+        """
+
+        def fill(field: re.Match[str]) -> str:
+            name, form = field.groups()
+            value = metrics.get(name, 0)
+            shown = format(value.item() if isinstance(value, torch.Tensor) else value, form or "")
+            return f"{name}{self.CHECKPOINT_EQUALS_CHAR}{shown}" if self.auto_insert_metric_name else shown
+
+        pattern = filename or self.filename or self.CHECKPOINT_JOIN_CHAR.join(("{epoch}", "{step}"))
+        parts = [prefix, re.sub(r"\{([^{}:]+):?([^{}]*)\}", fill, pattern), None if ver is None else f"v{ver}"]
+        name = self.CHECKPOINT_JOIN_CHAR.join(part for part in parts if part) + self.FILE_EXTENSION
+        return os.path.join(self.dirpath, name) if self.dirpath else name
+
+    def check_monitor_top_k(self, trainer: Trainer, current: torch.Tensor | None = None) -> bool:
+        """All ranks. True if a checkpoint with this score would be kept."""
+        if current is None or self.save_top_k < 1:
+            return self.save_top_k == -1
+        worst = self.kth_value
+        is_kept = len(self.best_k_models) < self.save_top_k or worst is None
+        if worst is not None and not is_kept:
+            is_kept = bool(current < worst) if self.mode == "min" else bool(current > worst)
+        return trainer.strategy.reduce_boolean_decision(is_kept)
+
+    def file_exists(self, filepath: PathLike, trainer: Trainer) -> bool:
+        """All ranks. True if rank 0 finds the file or folder."""
+        return bool(trainer.strategy.broadcast(get_filesystem(filepath).exists(os.fspath(filepath))))
 
 
 def _absolute(path: PathLike | None) -> PathLike | None:

@@ -68,10 +68,10 @@ _LOGGER_FILES: dict[str, dict[str, str]] = {
     "wandb": _from(f"{_OWN}._loggers", "WandbLogger"),
 }
 _PROFILER_FILES: dict[str, dict[str, str]] = {
-    "advanced": _from("core.profilers", "AdvancedProfiler"),
+    "advanced": _from(f"{_OWN}.profilers", "AdvancedProfiler"),
     "profiler": _from("core.profilers", "Profiler"),
     "pytorch": _from("core.profilers", "PyTorchProfiler"),
-    "simple": _from("core.profilers", "SimpleProfiler"),
+    "simple": _from(f"{_OWN}.profilers", "SimpleProfiler"),
     "base": _from(f"{_OWN}.profilers", "PassThroughProfiler"),
     "xla": _from(STAND_INS, "XLAProfiler"),
 }

@@ -1,8 +1,61 @@
-"""The profiler that measures nothing."""
+"""The profilers, with Lightning's arguments, and one that measures nothing."""
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
+from core import ConfigurationError
+from core.profilers import AdvancedProfiler as CoreAdvancedProfiler
 from core.profilers import Profiler
+from core.profilers import SimpleProfiler as CoreSimpleProfiler
+
+if TYPE_CHECKING:
+    from core import PathLike
+
+
+class SimpleProfiler(CoreSimpleProfiler):
+    """Counts and times each action; see `core.profilers.SimpleProfiler`.
+
+    Args:
+        dirpath: folder of the reports.
+        filename: begins their names.
+        extended: taken for Lightning's sake; the table always has the number of calls.
+    """
+
+    def __init__(self, dirpath: PathLike | None = None, filename: str | None = None, extended: bool = True) -> None:
+        super().__init__(dirpath, filename or "profile")
+
+
+class AdvancedProfiler(CoreAdvancedProfiler):
+    """Runs Python's own profiler in each action; see `core.profilers.AdvancedProfiler`.
+
+    Args:
+        dirpath: folder of the reports.
+        filename: begins their names.
+        line_count_restriction: functions that each table shows; 1.0 for all.
+        dump_stats: must be False.
+
+    Raises:
+        ConfigurationError: another fraction, or `dump_stats`.
+    """
+
+    def __init__(
+        self,
+        dirpath: PathLike | None = None,
+        filename: str | None = None,
+        line_count_restriction: float = 1.0,
+        dump_stats: bool = False,
+    ) -> None:
+        is_fraction = isinstance(line_count_restriction, float)
+        if dump_stats or (is_fraction and line_count_restriction != 1.0):
+            raise ConfigurationError(
+                f"AdvancedProfiler({line_count_restriction=}, {dump_stats=}): core shows a number of functions, or all "
+                "of them, and keeps no dump. Pass an int or 1.0, and dump_stats=False."
+            )
+        super().__init__(
+            dirpath, filename or "profile", num_lines=sys.maxsize if is_fraction else int(line_count_restriction)
+        )
 
 
 class PassThroughProfiler(Profiler):

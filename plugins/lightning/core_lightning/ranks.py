@@ -7,7 +7,8 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from core import rank_zero_info, rank_zero_only, rank_zero_warn
+import core
+from core import rank_zero_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +36,36 @@ class LightningDeprecationWarning(DeprecationWarning):
     """The category of `rank_zero_deprecation`."""
 
 
-rank_zero_deprecation = functools.partial(rank_zero_warn, category=LightningDeprecationWarning)
+_log = logging.getLogger("lightning.fabric.utilities.rank_zero")
+
+
+def _make_heard(logger: logging.Logger) -> None:
+    """Show what a logger is told, unless the program has chosen who hears it."""
+    logger.setLevel(logging.INFO)
+    if not logging.getLogger().hasHandlers():
+        logger.addHandler(logging.StreamHandler())
+        logger.propagate = False
+
+
+_make_heard(logging.getLogger("lightning.fabric"))
+
+
+@rank_zero_only
+def rank_zero_info(*args: Any, stacklevel: int = 4, **options: Any) -> None:
+    """Rank 0. Log at level INFO, which is shown."""
+    _log.info(*args, stacklevel=stacklevel, **options)
+
+
+def rank_zero_warn(message: Warning | str, stacklevel: int = 4, **options: Any) -> None:
+    """Rank 0. Warn; 4 is the line that calls this."""
+    core.rank_zero_warn(message, stacklevel=max(stacklevel - 2, 1), **options)
+
+
+def rank_zero_deprecation(message: Warning | str, stacklevel: int = 5, **options: Any) -> None:
+    """Rank 0. Warn of something deprecated; 5 is the line that calls this."""
+    core.rank_zero_warn(
+        message, stacklevel=max(stacklevel - 3, 1), **{"category": LightningDeprecationWarning, **options}
+    )
 
 
 class WarningCache(set[str]):
@@ -45,7 +75,7 @@ class WarningCache(set[str]):
         """Rank 0. Warn, unless that was done."""
         if message not in self:
             self.add(message)
-            rank_zero_warn(message, stacklevel=stacklevel + 1, **options)
+            core.rank_zero_warn(message, stacklevel=stacklevel + 1, **options)
 
     def info(self, message: str, **_: Any) -> None:
         """Rank 0. Log, unless that was done."""

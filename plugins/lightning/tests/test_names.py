@@ -105,6 +105,35 @@ def test_the_tensorboard_logger_takes_lightnings_arguments(installed, tmp_path):
         kind(tmp_path, log_graph=True)
 
 
+def test_the_name_of_a_checkpoint_is_lightnings(installed):
+    kind = installed("lightning.pytorch.callbacks").ModelCheckpoint
+    named = kind("/x", "{epoch:02d}-{val_loss:.2f}-{missing:d}")
+    values = {"epoch": 3, "val_loss": torch.tensor(0.1234)}
+    assert named.format_checkpoint_name(values) == "/x/epoch=03-val_loss=0.12-missing=0.ckpt"
+    assert named.format_checkpoint_name(values, "{epoch}", ver=2, prefix="p") == "/x/p-epoch=3-v2.ckpt"
+    bare = kind(filename="a/{epoch}_{step}", auto_insert_metric_name=False)
+    assert bare.format_checkpoint_name({"epoch": 1, "step": 2}) == "a/1_2.ckpt"
+
+
+def test_what_rank_zero_says_is_heard(tmp_path):
+    """In a new interpreter: pytest has handlers of its own."""
+    program = "import core_lightning; core_lightning.install(); from lightning.pytorch.utilities import *; "
+    program += (
+        "rank_zero_info('heard'); import logging; logging.getLogger('lightning.fabric').setLevel(logging.ERROR); "
+    )
+    program += "rank_zero_info('unheard')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "heard\n"
+
+
+def test_profilers_take_lightnings_arguments(installed):
+    profilers = installed("lightning.pytorch.profilers")
+    profilers.SimpleProfiler(".", "name", extended=False)
+    profilers.AdvancedProfiler(filename=None, line_count_restriction=3)
+    with pytest.raises(core.ConfigurationError, match="Pass an int or"):
+        profilers.AdvancedProfiler(line_count_restriction=0.5)
+
+
 def test_norms_of_gradients_in_parts_are_those_of_all_parts():
     class Partial:
         def full_tensor(self):

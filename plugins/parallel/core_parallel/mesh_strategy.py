@@ -295,7 +295,9 @@ class MeshStrategy(FSDPStrategy):
         """All ranks, with the same values. Cut layers in place, which are compared with whole ones in steps."""
         if styles:
             layers.cut(module, styles, self._mesh_of("tensor"))
-            self._blocks[module] = checks.blocks_of(module, styles), CheckKeys(module, *self._deciding())
+            blocks = checks.blocks_of(module, styles)
+            checks.draw_apart(blocks, styles, self._axis("tensor"))
+            self._blocks[module] = blocks, CheckKeys(module, *self._deciding())
 
     def _compared(self, own: nn.Module, given: Any) -> AbstractContextManager[None]:
         """All ranks. A context of a step in which cut layers are compared with whole ones, if `CheckKeys` says so."""

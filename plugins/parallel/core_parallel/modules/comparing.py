@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from core_parallel.modules import own_draws
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -48,13 +50,23 @@ def no_constants(module: nn.Module) -> Iterator[None]:
 
 
 class NoDropout(TorchFunctionMode):
-    """A context in which dropout leaves all as it is, also while a module trains."""
+    """A context in which dropout leaves all as it is, also while a module trains.
+
+    Attributes:
+        seen: the shapes of what was to be dropped, and whether each rank was to draw its own mask for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[torch.Size, bool]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result; of a dropout, what it was given."""
         kwargs = dict(kwargs or {})
         if func in _DROPOUTS:
-            return kwargs["input"] if "input" in kwargs else args[0]
+            given = kwargs["input"] if "input" in kwargs else args[0]
+            self.seen.append((given.shape, own_draws.is_open()))
+            return given
         if func is _ATTENTION:
             if "dropout_p" in kwargs:
                 kwargs["dropout_p"] = 0.0

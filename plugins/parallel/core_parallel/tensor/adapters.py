@@ -47,6 +47,16 @@ def inside(module: nn.Module, planned: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def around(name: str) -> str:
+    """The name of the layer that a plan names, of a name in what `inside` returns."""
+    return name.removesuffix(".base_layer")
+
+
+def is_beside(name: str) -> bool:
+    """True if a name in what `inside` returns is that of an adapter's layer."""
+    return name.rpartition(".")[0].endswith((".lora_A", ".lora_B"))
+
+
 def _has_more(part: Any) -> bool:
     """True if an adapter scales by norms of whole weights, as DoRA does, or has other tensors beside its two layers."""
     others = [child for child in part.children() if child not in (part.base_layer, part.lora_A, part.lora_B)]

@@ -6,6 +6,7 @@ import copy
 import sys
 from collections import OrderedDict
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,8 @@ from core_parallel.mesh.placements import cut_axes, own_part
 from core_parallel.modules import own_state
 from core_parallel.modules.absent import is_absent
 from core_parallel.modules.comparing import NoDropout, are_close, no_constants, random_states
+from core_parallel.modules.own_draws import OwnDraws
+from core_parallel.tensor import adapters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,6 +55,33 @@ def blocks_of(module: nn.Module, styles: Mapping[str, ParallelStyle]) -> dict[st
         if owner not in ("", name):  # a layer that is whole outside promises nothing
             found[owner] = module.get_submodule(owner)
     return {name: one for name, one in found.items() if not any(name.startswith(f"{other}.") for other in found)}
+
+
+def draw_apart(blocks: Mapping[str, nn.Module], styles: Mapping[str, ParallelStyle], group: Any) -> None:
+    """Give each rank of a tensor group random numbers of its own between layers cut by columns and by rows.
+
+    Args:
+        blocks: by name, see `blocks_of`.
+        styles: of layers in them, by names.
+        group: the ranks.
+    """
+    for name, block in blocks.items():
+        own = OwnDraws(group.rank())
+        block.register_forward_hook(own.end, always_call=True)
+        for layer, style in styles.items():
+            if not layer.startswith(f"{name}.") or adapters.is_beside(layer):
+                continue
+            part = block.get_submodule(adapters.around(layer).removeprefix(f"{name}."))
+            if type(style) is ColwiseParallel and style.use_local_output and not _is_whole(style.output_layouts):
+                if adapters.around(layer) != layer:
+                    part.register_forward_pre_hook(own.end)  # it may drop what it is given, which is whole
+                part.register_forward_hook(partial(_begin, own))
+            if type(style) is RowwiseParallel and not _is_whole(style.input_layouts):
+                part.register_forward_hook(own.end)
+
+
+def _begin(own: OwnDraws, module: nn.Module, args: Any, output: Tensor) -> None:
+    own.begin(module, output.device)
 
 
 def _is_closed(name: str, module: nn.Module, styles: Mapping[str, ParallelStyle]) -> bool:
@@ -94,8 +124,8 @@ def compared(
         def look(module: nn.Module, args: Any, kwargs: Any) -> None:
             if name in handles:
                 handles.pop(name).remove()
-                with kept_random(), own_state.kept(module), torch.no_grad(), NoDropout():
-                    _compare(name, module, args, kwargs, group)
+                with kept_random(), own_state.kept(module), torch.no_grad(), NoDropout() as dropouts:
+                    _compare(name, module, args, kwargs, group, dropouts)
 
         return look
 
@@ -111,10 +141,11 @@ def compared(
             handle.remove()
 
 
-def _compare(name: str, module: nn.Module, args: Any, kwargs: Any, group: Any) -> None:
+def _compare(name: str, module: nn.Module, args: Any, kwargs: Any, group: Any, dropouts: NoDropout) -> None:
     with no_constants(module):
         given, named = tree_map(_apart, (args, kwargs))
         cut, before = tree_leaves(module.forward(*given, **named)), random_states(module)
+        of_parts, dropouts.seen = dropouts.seen, []
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         whole_tensors = {key: one.full_tensor() if isinstance(one, DTensor) else one for key, one in tensors.items()}
         try:
@@ -122,6 +153,13 @@ def _compare(name: str, module: nn.Module, args: Any, kwargs: Any, group: Any) -
                 whole = tree_leaves(functional_call(module, whole_tensors, *tree_map(_apart, (args, kwargs))))
         except Exception:  # such as a block that counts on its part of the heads
             return
+    dropped = zip(of_parts, dropouts.seen, strict=False)
+    if any(is_own and shape == of_whole for (shape, is_own), (of_whole, _) in dropped):
+        raise ModuleError(
+            f"{type(module).__name__} {name!r} drops some of what all ranks of a tensor group have whole, between its "
+            "layers that are cut by columns and by rows, where each rank draws a mask of its own. Do that before the "
+            "first of them or behind the last, or leave both out of the plan."
+        )
     if random_states(module) != before:
         return  # it draws numbers of its own
     tolerances = {} if torch.is_autocast_enabled(cut[0].device.type if cut else "cpu") else _OF_OUTPUTS

@@ -12,6 +12,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from core import ModuleError
 from core_parallel.modules.expert_calls import ExpertCalls
 from core_parallel.modules.local_parameters import use_local
+from core_parallel.modules.own_draws import OwnDraws
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -74,6 +75,7 @@ class _Share:
         self._first = own * mesh.get_local_rank()
         self._form = ExpertCalls(name, module, own, count)
         self._calls: list[tuple[Tensor, Tensor]] = []
+        self._draws = OwnDraws(mesh.get_local_rank())
 
     def attach(self) -> None:
         """Register the hooks."""
@@ -91,9 +93,11 @@ class _Share:
             # One row that counts nowhere, so that backward goes through the exchange and the parameters here too.
             rows, factors = rows.sum(0, keepdim=True) + 1, factors.sum(0, keepdim=True) + 1
             experts = experts.new_zeros(1)
+        self._draws.begin(module, rows.device)  # also since ranks have other numbers of tokens
         return (rows, experts[:, None], factors[:, None]), {}
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> Any:
+        self._draws.end()
         self._form.end()
         numbers, places = self._calls.pop() if self._calls else (None, None)
         if output is None or numbers is None or places is None:  # an error is on its way

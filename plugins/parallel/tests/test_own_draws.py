@@ -1,0 +1,204 @@
+"""Each rank of a tensor group drops other places of its part of the values, and all the same ones of whole values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from axes import on_mesh
+from mixtures import Stacked
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from core import CoreError
+from core_testing.ranks import one_device
+
+if TYPE_CHECKING:
+    from core_testing.ranks import Rank
+
+WIDTH = 16
+
+
+class Block(nn.Module):
+    """Drops between its layers, and what it returns."""
+
+    def __init__(self, inside: float) -> None:
+        super().__init__()
+        self.up, self.down, self.inside = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), inside
+        self.masks: list[Tensor] = []
+
+    def drop(self, x: Tensor, p: float) -> Tensor:
+        kept = functional.dropout(torch.ones_like(x), p, self.training)
+        if torch.is_grad_enabled():
+            self.masks.append(kept)
+        return x * kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        x = self.drop(x, self.inside) if self.inside else x
+        return self.drop(self.down(x), 0.5)
+
+
+class Net(nn.Module):
+    """Two blocks, of which one is computed again in backward."""
+
+    tensor_parallel_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+
+    def __init__(self, inside: float) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(inside) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.blocks[1], self.blocks[0](x), use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def _train(rank: Rank, inside: float) -> Any:
+    """The masks of both blocks, and what torch draws next."""
+    fabric = rank.fabric()
+    torch.manual_seed(3)
+    net = Net(inside)
+    model = fabric.setup(net)
+    torch.manual_seed(3)
+    fabric.backward(model(torch.ones(4, WIDTH)).sum())
+    fabric.teardown()
+    return [block.masks for block in net.blocks], torch.rand(1)
+
+
+def test_masks_of_parts_differ_and_masks_of_whole_values_are_alike() -> None:
+    (ones, after), (others, other_after) = on_mesh(2, 1, tensor=2).run(_train, 0.5)
+    for one, other in zip(ones, others, strict=True):
+        assert one[0].shape == (4, WIDTH // 2)
+        assert not torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+    assert not torch.equal(ones[0][0], ones[1][0])
+    assert torch.equal(ones[1][0], ones[1][2]), "computed again, it drops the same"
+    assert torch.equal(after, other_after)
+
+
+def test_where_parts_are_not_dropped_all_is_drawn_as_on_one_device() -> None:
+    expected, expected_after = one_device("cpu").run(_train, 0.0)[0]
+    for found, after in on_mesh(2, 1, tensor=2).run(_train, 0.0):
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one[0], other[0])
+        assert torch.equal(after, expected_after)
+
+
+class DropsWhole(Net):
+    """A block that drops its input behind the first cut layer."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.blocks = nn.ModuleList([_DropsWhole(0.0)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[0](x)  # type: ignore[no-any-return]
+
+
+class _DropsWhole(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.up(x)
+        return functional.dropout(x, 0.5, self.training) + self.down(up)
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter that drops what it is given, as peft's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_layer, self.masks = nn.Linear(WIDTH, WIDTH), []
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(WIDTH, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, WIDTH, bias=False)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = functional.dropout(torch.ones_like(x), 0.5, self.training)
+        if torch.is_grad_enabled():
+            self.masks.append(mask)
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x * mask))
+
+
+class _Adapting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.down = Adapted(), Adapted(), Adapted()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.left(x) * self.right(x))
+
+
+class AdaptedNet(nn.Module):
+    """Three layers with adapters."""
+
+    tensor_parallel_plan = {"block.left": "colwise", "block.right": "colwise", "block.down": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = _Adapting()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x)  # type: ignore[no-any-return]
+
+
+def _adapt(rank: Rank) -> list[Tensor]:
+    fabric = rank.fabric()
+    torch.manual_seed(3)
+    net = AdaptedNet()
+    fabric.backward(fabric.setup(net)(torch.ones(4, WIDTH)).sum())
+    fabric.teardown()
+    return [part.masks[0] for part in (net.block.left, net.block.right, net.block.down)]
+
+
+def test_adapters_drop_the_same_of_whole_inputs_and_other_places_of_parts() -> None:
+    (left, right, down), others = on_mesh(2, 1, tensor=2).run(_adapt)
+    assert torch.equal(left, others[0])
+    assert torch.equal(right, others[1])
+    assert down.shape == (4, WIDTH // 2)
+    assert not torch.equal(down, others[2])
+
+
+def _attempt(rank: Rank) -> str:
+    fabric = rank.fabric()
+    with pytest.raises(CoreError) as caught:
+        fabric.setup(DropsWhole())(torch.ones(4, WIDTH))
+    fabric.teardown()
+    return str(caught.value)
+
+
+def test_whole_values_that_are_dropped_between_cut_layers_are_refused() -> None:
+    for error in on_mesh(2, 1, tensor=2).run(_attempt):
+        assert error.startswith("_DropsWhole 'blocks.0' drops some of what all ranks of a tensor group have whole")
+
+
+class Mixture(nn.Module):
+    """Experts that drop, of which one rank has more tokens than the other."""
+
+    tensor_parallel_plan = {"experts": "moe_tp_experts"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = _Dropping()
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers = torch.zeros(len(x), 1, dtype=torch.long)
+        numbers[0] = 3
+        return self.experts(x, numbers, torch.ones(len(x), 1))  # type: ignore[no-any-return]
+
+
+class _Dropping(Stacked):
+    def forward(self, tokens: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        return super().forward(functional.dropout(tokens, 0.5, self.training), numbers, weights)
+
+
+def _mix(rank: Rank) -> Tensor:
+    fabric = rank.fabric()
+    model = fabric.setup(Mixture())
+    torch.manual_seed(3)
+    fabric.backward(model(torch.ones(5, WIDTH)).sum())
+    fabric.teardown()
+    return torch.rand(1)
+
+
+def test_experts_that_drop_leave_all_ranks_with_the_same_numbers() -> None:
+    one, other = on_mesh(2, 1, tensor=2).run(_mix)
+    assert torch.equal(one, other)

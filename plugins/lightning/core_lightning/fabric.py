@@ -6,6 +6,7 @@ from typing import Any
 
 from core import Fabric as CoreFabric
 from core_lightning.module import LightningModule
+from core_lightning.seeding import seed_everything
 
 
 class Fabric(CoreFabric):
@@ -47,3 +48,16 @@ class Fabric(CoreFabric):
             move_to_device=move_to_device,
             **options,
         )
+
+    def load_raw(self, path: Any, obj: Any, strict: bool = True, weights_only: bool | None = None) -> None:
+        """All ranks. Load what `torch.save(obj.state_dict(), path)` wrote; nothing in it is executed in any case."""
+        super().load_raw(path, obj, strict=strict)
+
+    def to_device(self, obj: Any) -> Any:
+        """All ranks. Bring a module, a tensor or nested data to the rank's device; see `core.Fabric.to_device`."""
+        return super().to_device(obj)
+
+    @staticmethod
+    def seed_everything(seed: int | None = None, workers: bool | None = None, verbose: bool = True) -> int:  # type: ignore[override]
+        """Seed all generators; see `core_lightning.seeding.seed_everything`."""
+        return seed_everything(seed, bool(workers), verbose)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ from core_lightning import names
 from core_lightning.trust import TRUSTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
+    from os import PathLike
 
 PAGE = "docs/lightning.md"
 """The page about what is there."""
@@ -86,6 +87,24 @@ class _Finder(MetaPathFinder):
                 name=fullname,
             )
         return ModuleSpec(fullname, _Loader(), origin=names.__file__, is_package=True)
+
+    def find_distributions(self, context: Any) -> Iterator[metadata.Distribution]:
+        """What `importlib.metadata.version("lightning")` asks for."""
+        if (context.name or "").replace("-", "_") in _ROOTS:
+            yield _Distribution(context.name)
+
+
+class _Distribution(metadata.Distribution):
+    """The metadata of Lightning's release, in a process where core stands for it."""
+
+    def __init__(self, name: str) -> None:
+        self._own = f"Metadata-Version: 2.1\nName: {name}\nVersion: {names.VERSION}\n"
+
+    def read_text(self, filename: str) -> str | None:
+        return self._own if filename == "METADATA" else None
+
+    def locate_file(self, path: str | PathLike[str]) -> Path:
+        return Path(names.__file__).parent / path
 
 
 class _Loader(Loader):

@@ -26,6 +26,7 @@ from core_lightning.made_loaders import MadeLoaders
 from core_lightning.model_modes import ModelModes
 from core_lightning.objects import PickledObjects
 from core_lightning.one_optimizer import OneOptimizer
+from core_lightning.outside import callbacks_of_packages, with_variables
 from core_lightning.same_draws import SameDraws
 from core_lightning.strategy_names import TellsStrategy, named
 from core_lightning.trainer_attributes import TrainerAttributes
@@ -49,6 +50,7 @@ class Trainer(TrainerAttributes):
     otherwise. `validate`, `test` and `predict` without a model use the best checkpoint of `fit`.
     """
 
+    @with_variables
     def __init__(
         self,
         *,
@@ -80,11 +82,11 @@ class Trainer(TrainerAttributes):
             model_registry: there is none.
             options: all others of `core.Trainer`.
         """
-        note("core trains in Lightning's place, and does some things differently on purpose.", stacklevel=2)
+        note("core trains in Lightning's place, and does some things differently on purpose.", stacklevel=3)
         if model_registry is not None or not enable_autolog_hparams:
-            note("model_registry and enable_autolog_hparams=False have no effect.", stacklevel=2)
+            note("model_registry and enable_autolog_hparams=False have no effect.", stacklevel=3)
         if options.get("precision") in _HALF and _is_on_cpu(options.get("accelerator")):
-            note("precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.", stacklevel=2)
+            note("precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.", stacklevel=3)
             options["precision"] = "bf16-mixed"
         if logger in (None, True) and not barebones:
             logger = CSVLogger(default_root_dir or ".")
@@ -112,6 +114,7 @@ class Trainer(TrainerAttributes):
             observers += [SameDraws(), MadeLoaders()]
         self.run.observers = observers
         self.passed: dict[str, Any] = {}
+        self.callbacks += callbacks_of_packages()
         if TRUSTS and not any(isinstance(callback, PickledObjects) for callback in self.callbacks):
             self.callbacks.append(PickledObjects(trusted=True))
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from core import Module
+from core.data import map_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,8 +80,13 @@ class UnderFabric(Module):
         else:
             self._fabric.backward(loss, **kwargs)
 
-    def all_gather(self, data: Any, sync_grads: bool = False) -> Any:
-        """All ranks. Stack tensors, also nested ones, over ranks; see `core.Fabric.all_gather`."""
+    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:  # type: ignore[override]
+        """All ranks. Stack tensors, also nested ones, over ranks, or over those of a group of `torch.distributed`."""
+        if group is not None:
+            strategy = self.trainer.strategy
+            return map_leaves(
+                lambda leaf: strategy.all_gather(leaf, group, sync_grads) if isinstance(leaf, Tensor) else leaf, data
+            )
         if self._fabric is None:
             return super().all_gather(data, sync_grads=sync_grads)
         return self._fabric.all_gather(data, sync_grads=sync_grads)

@@ -1,5 +1,6 @@
 """Lightning's names: what they lead to, and that nothing is in the way of Lightning itself."""
 
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
@@ -148,3 +149,25 @@ def test_norms_of_gradients_in_parts_are_those_of_all_parts():
         "grad_2.0_norm/whole": 3.0,
         "grad_2.0_norm_total": 5.0,
     }
+
+
+def test_lightnings_release_is_found_among_distributions(installed):
+    for name in ("lightning", "pytorch-lightning"):
+        assert importlib.metadata.version(name) == names.VERSION
+
+
+@pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
+def test_variables_and_packages_add_to_a_trainer(pl, monkeypatch):
+    monkeypatch.setenv("PL_TRAINER_MAX_EPOCHS", "3")
+    monkeypatch.setenv("PL_TRAINER_ACCELERATOR", "cpu")
+    monkeypatch.setenv("PL_TRAINER_NO_ARGUMENT", "3")
+
+    class Added(core.Callback):
+        pass
+
+    point = types.SimpleNamespace(load=lambda: lambda: [Added()])
+    monkeypatch.setattr("core_lightning.outside.metadata.entry_points", lambda group: [point])
+    trainer = pl.Trainer(logger=False, enable_progress_bar=False)
+    assert trainer.max_epochs == 3
+    assert any(isinstance(callback, Added) for callback in trainer.callbacks)
+    assert pl.Trainer(max_epochs=5, logger=False, enable_progress_bar=False).max_epochs == 5

@@ -267,7 +267,7 @@ def _callback_state(run: Run, callback: Any) -> dict[str, object]:
     section: dict[str, Any] = {}
     if overrides(callback, "on_save_checkpoint"):
         callback.on_save_checkpoint(run.trainer, run.module, section)
-    return {"state": UserData(callback.state_dict()), "section": UserData(section)}
+    return {"state": UserData(callback.state_dict() or {}), "section": UserData(section)}
 
 
 def _restore_callback(run: Run, callback: Any, state: dict[str, Any]) -> None:

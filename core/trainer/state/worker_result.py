@@ -47,7 +47,7 @@ class WorkerResult:
             },
             metrics=run.logged.newest(),
             progress=run.progress.state_dict(),
-            callbacks={callback.state_key: callback.state_dict() for callback in run.callbacks},
+            callbacks={callback.state_key: callback.state_dict() or {} for callback in run.callbacks},
             loggers=[logger.state_dict() for logger in run.publisher.loggers],
             should_stop=run.should_stop,
             formats={},

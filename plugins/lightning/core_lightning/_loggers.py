@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,7 +13,6 @@ from core.loggers import CSVLogger as CoreCSVLogger
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
 
 __all__ = ["CSVLogger", "DummyLogger", "Logger"]
 
@@ -50,6 +50,42 @@ class CSVLogger(Prefixes, CoreCSVLogger):
     ) -> None:
         super().__init__(save_dir, name or "", version, flush_logs_every_n_steps=flush_logs_every_n_steps)
         self._prefix = prefix
+
+    @property
+    def experiment(self) -> CSVExperiment:
+        """What programs write through."""
+        return CSVExperiment(self)
+
+
+class CSVExperiment:
+    """The methods of Lightning's CSV writer.
+
+    Args:
+        logger: writes.
+    """
+
+    def __init__(self, logger: CSVLogger) -> None:
+        self._logger, self.log_dir = logger, logger.log_dir
+
+    def log_metrics(self, metrics_dict: Mapping[str, float], step: int | None = None) -> None:
+        """Record metrics, under their own names."""
+        CoreCSVLogger.log_metrics(self._logger, metrics_dict, step or 0)
+
+    def log_hparams(self, params: Mapping[str, Any]) -> None:
+        """Record hyperparameters."""
+        self._logger.log_hyperparams(params)
+
+    def save(self) -> None:
+        """Write what is kept."""
+        self._logger.save()
+
+
+def default_logger(save_dir: str | os.PathLike[str]) -> Logger:
+    """TensorBoard's where it and core-tensorboard are installed, else rows of a CSV file."""
+    kind: Any = _made("TensorBoardLogger")
+    if find_spec("tensorboard") is None or issubclass(kind, DummyLogger):
+        kind = CSVLogger
+    return kind(save_dir)  # type: ignore[no-any-return]
 
 
 class DummyLogger(Logger):
@@ -93,7 +129,7 @@ def _tensorboard() -> type:
             name: of the experiment, a folder in `save_dir`; None or empty for none.
             version: of this run.
             log_graph: must be False: the graph can be added by `logger.experiment.add_graph`.
-            default_hp_metric: not used. core records hyperparameters without a metric in either case.
+            default_hp_metric: record `hp_metric` with hyperparameters that come without metrics.
             prefix: stands before the name of each metric, with a hyphen.
             sub_dir: of the run's folder; must be None.
             options: go to `torch.utils.tensorboard.SummaryWriter`.
@@ -122,7 +158,22 @@ def _tensorboard() -> type:
             if find_spec("tensorboard") is None:
                 raise MissingPackageError("TensorBoardLogger needs tensorboard: `pip install tensorboard`.")
             super().__init__(save_dir, name or "", version, **options)
-            self._prefix = prefix
+            self._prefix, self._default_hp_metric = prefix, default_hp_metric
+
+        def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
+            """Record options, and the metrics that tell runs with others apart.
+
+            Args:
+                params: the options.
+                metrics: by name; a number is that of `hp_metric`, and None is -1 unless `default_hp_metric` is False.
+                step: of the metrics.
+            """
+            super().log_hyperparams(params)
+            if metrics is None and self._default_hp_metric:
+                metrics = -1
+            if metrics is not None:
+                named = metrics if isinstance(metrics, Mapping) else {"hp_metric": metrics}
+                self.log_metrics(named, step or 0)
 
     return TensorBoardLogger
 

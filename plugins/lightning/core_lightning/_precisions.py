@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from core import ConfigurationError
+from core.accelerators import CPUAccelerator
 from core.precision import MixedPrecision as CoreMixedPrecision
 from core.precision import UniformPrecision
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from core.precision import Precision
 
+HALF = (16, "16", "16-mixed")
+"""The names of float16 with float32 weights."""
 _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -59,6 +62,15 @@ class DoublePrecision(UniformPrecision):
         super().__init__(torch.float64)
 
 
+def with_lightnings_class(precision: Any) -> None:
+    """Main process. Give a precision that was chosen by its name the class, and `precision`, that programs ask for."""
+    if type(precision) is CoreMixedPrecision:
+        precision.__class__ = MixedPrecision
+    elif type(precision) is UniformPrecision:
+        precision.__class__ = DoublePrecision if precision.dtype == torch.float64 else HalfPrecision
+    vars(precision).setdefault("precision", getattr(precision, "name", "32-true"))
+
+
 def keep_no_casts(precision: Precision) -> None:
     """Main process. Make a mixed precision cast a weight at each use, as Lightning's Trainer does.
 
@@ -79,3 +91,10 @@ def _dtype(name: str, precision: str, kind: str) -> torch.dtype:
     if ending != kind or bits not in _DTYPES:
         raise ConfigurationError(f"{name}({precision!r}): expected '16-{kind}' or 'bf16-{kind}'.")
     return _DTYPES[bits]
+
+
+def is_on_cpu(accelerator: Any) -> bool:
+    """True if this choice of an accelerator is a CPU, or leads to it."""
+    if accelerator in (None, "auto"):
+        return not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    return accelerator == "cpu" or isinstance(accelerator, CPUAccelerator)

@@ -5,12 +5,42 @@ from __future__ import annotations
 from typing import Any
 
 from core import Fabric as CoreFabric
+from core.fabric import FabricOptimizer
+from core_lightning._precisions import HALF, is_on_cpu
+from core_lightning.differences import note
 from core_lightning.module import LightningModule
 from core_lightning.seeding import seed_everything
 
 
 class Fabric(CoreFabric):
     """Your loop on any strategy; see `core.Fabric`."""
+
+    def __init__(self, *given: Any, precision: Any = None, **options: Any) -> None:
+        if precision in HALF and is_on_cpu(options.get("accelerator", given[0] if given else None)):
+            note("precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.", stacklevel=2)
+            precision = "bf16-mixed"
+        if precision is not None:
+            options["precision"] = precision
+        super().__init__(*given, **options)
+        self._waiting: list[FabricOptimizer] = []
+
+    def setup_module(self, module: Any, *given: Any, **options: Any) -> Any:
+        """All ranks. Set up a module, and optimizers that have waited for it; see `core.Fabric.setup_module`."""
+        made = super().setup_module(module, *given, **options)
+        waiting, self._waiting = self._waiting, []
+        for optimizer in waiting:
+            vars(optimizer).update(vars(super().setup_optimizers(optimizer.optimizer)))
+        return made
+
+    def setup_optimizers(self, *optimizers: Any) -> Any:
+        """All ranks. Set up optimizers; before any module, they wait for it. See `core.Fabric.setup_optimizers`."""
+        if self.strategy.session.handles:
+            return super().setup_optimizers(*optimizers)
+        waiting = [FabricOptimizer.__new__(FabricOptimizer) for _ in optimizers]
+        for shell, optimizer in zip(waiting, optimizers, strict=True):
+            vars(shell).update(optimizer=optimizer)
+        self._waiting += waiting
+        return waiting[0] if len(waiting) == 1 else tuple(waiting)
 
     def setup(self, module: Any, *optimizers: Any, **options: Any) -> Any:
         """All ranks. Set up a module, and the optimizers of its parameters; see `core.Fabric.setup`.

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
+import sys
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from core import Callback, CheckpointIO
 from core import Trainer as CoreTrainer
-from core.accelerators import CPUAccelerator
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
+from core.callbacks import ModelSummary
 from core.registry import CHECKPOINT_IO_REGISTRY
 from core_lightning._accelerators import SetsUpAccelerator
 from core_lightning._callbacks import ModelCheckpoint
-from core_lightning._loggers import CSVLogger
-from core_lightning._precisions import keep_no_casts
+from core_lightning._loggers import default_logger
+from core_lightning._precisions import HALF, is_on_cpu, keep_no_casts, with_lightnings_class
 from core_lightning.callback_logs import CallbackLogs
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import note
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from core import DataModule, PathLike
 
-_HALF = (16, "16", "16-mixed")
-"""The names of float16 with float32 weights."""
 _OPTIONAL = ("min_epochs", "min_steps", "use_distributed_sampler")
 """Arguments that None leaves open."""
 
@@ -68,7 +66,8 @@ class Trainer(TrainerAttributes):
         """Check all arguments; nothing is started yet.
 
         Args:
-            logger: None and True are rows of a CSV file, in `lightning_logs`.
+            logger: None and True are TensorBoard's, or rows of a CSV file where tensorboard isn't installed; in
+                `lightning_logs`.
             callbacks: one or several.
             enable_checkpointing: None is yes, unless `barebones`: without a ModelCheckpoint in `callbacks`, one is
                 there by default.
@@ -85,11 +84,15 @@ class Trainer(TrainerAttributes):
         note("core trains in Lightning's place, and does some things differently on purpose.", stacklevel=3)
         if model_registry is not None or not enable_autolog_hparams:
             note("model_registry and enable_autolog_hparams=False have no effect.", stacklevel=3)
-        if options.get("precision") in _HALF and _is_on_cpu(options.get("accelerator")):
+        if options.get("precision") in HALF and is_on_cpu(options.get("accelerator")):
             note("precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.", stacklevel=3)
             options["precision"] = "bf16-mixed"
         if logger in (None, True) and not barebones:
-            logger = CSVLogger(default_root_dir or ".")
+            logger = default_logger(default_root_dir or os.getcwd())
+        if options.get("log_every_n_steps") == 0:
+            options["log_every_n_steps"] = sys.maxsize
+        if options.get("enable_model_summary") is False and _has(callbacks, ModelSummary):
+            options["enable_model_summary"] = True
         saves = not barebones if enable_checkpointing is None else enable_checkpointing
         given = list(plugins) if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
         syncs = [plugin for plugin in given if isinstance(plugin, LayerSync)]
@@ -105,6 +108,7 @@ class Trainer(TrainerAttributes):
         )
         self.barebones = barebones
         keep_no_casts(self.strategy.precision_plugin)
+        with_lightnings_class(self.strategy.precision_plugin)
         self.strategy.__class__ = named(type(self.strategy))
 
         observers: list[Callback] = [TellsStrategy(), OneOptimizer(), ModelModes(), SetsUpAccelerator(), CallbackLogs()]
@@ -136,6 +140,8 @@ class Trainer(TrainerAttributes):
         if self.checkpoint_callback is not None:
             note_objects(model, self.callbacks)
         self.passed = {"train": train_dataloaders, "val": val_dataloaders}
+        if train_dataloaders is not None:  # which no hook could make anew
+            self.options = dataclasses.replace(self.options, reload_dataloaders_every_n_epochs=0)
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
 
     def validate(  # type: ignore[override]  # Lightning's order
@@ -187,17 +193,18 @@ class Trainer(TrainerAttributes):
         return ckpt_path
 
 
-def _is_on_cpu(accelerator: Any) -> bool:
-    """True if this choice of an accelerator is a CPU, or leads to it."""
-    if accelerator in (None, "auto"):
-        return not (torch.cuda.is_available() or torch.backends.mps.is_available())
-    return accelerator == "cpu" or isinstance(accelerator, CPUAccelerator)
-
-
 def _with_default(callbacks: Any, kind: type[ModelCheckpoint]) -> list[Any]:
     """The user's callbacks, with one of this kind, which programs look for by its class, if they have none."""
-    given = [callbacks] if isinstance(callbacks, str | Callback) else list(callbacks or ())
-    return given if any(isinstance(item, CoreModelCheckpoint) for item in given) else [*given, kind()]
+    given = _listed(callbacks)
+    return given if _has(callbacks, CoreModelCheckpoint) else [*given, kind()]
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    return [callbacks] if isinstance(callbacks, str | Callback) else list(callbacks or ())
+
+
+def _has(callbacks: Any, kind: type[Callback]) -> bool:
+    return any(isinstance(item, kind) for item in _listed(callbacks))
 
 
 def _with_checkpoint_io(given: list[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from core import Module
 from core_lightning.exporting import Exports
 from core_lightning.hyperparameters import HyperparametersMixin
+from core_lightning.model_modes import ModeHooks
 from core_lightning.trust import TRUSTS
 from core_lightning.trusted_reads import as_path, objects_for
 from core_lightning.under_fabric import UnderFabric
@@ -17,13 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
-_MODES = ("eval", "train")
 
 
-class LightningModule(HyperparametersMixin, Exports, UnderFabric):
+class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
     """An `nn.Module` that knows how it is trained; see `core.Module`."""
 
-    other_hooks = tuple(f"on_{stage}_model_{mode}" for stage in ("validation", "test", "predict") for mode in _MODES)
+    other_hooks = tuple(name for name in dir(ModeHooks) if "_model_" in name)
     CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
     CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
     CHECKPOINT_HYPER_PARAMS_TYPE = "hparams_type"

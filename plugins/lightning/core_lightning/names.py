@@ -53,7 +53,7 @@ _CALLBACK_FILES: dict[str, dict[str, str]] = {
     "pruning": _from("core_finetuning", "ModelPruning"),
     "spike": _from(STAND_INS, "SpikeDetection"),
     "rich_model_summary": _from("core.callbacks", RichModelSummary="ModelSummary"),
-    "stochastic_weight_avg": _from("core_averaging", "StochasticWeightAveraging"),
+    "stochastic_weight_avg": _from(f"{_OWN}._stochastic_averaging", "StochasticWeightAveraging"),
     "throughput_monitor": _from("core_monitors", "ThroughputMonitor"),
     "timer": _from("core.callbacks", "Timer"),
     "weight_averaging": _from(f"{_OWN}._weight_averaging", "EMAWeightAveraging", "WeightAveraging"),

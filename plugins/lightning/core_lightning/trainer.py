@@ -23,7 +23,7 @@ from core_lightning.differences import note
 from core_lightning.hyperparameters import note_objects
 from core_lightning.layer_sync import LayerSync, SyncsLayers
 from core_lightning.made_loaders import MadeLoaders
-from core_lightning.model_modes import ModelModes
+from core_lightning.model_modes import ModelModes, ModesAfterwards
 from core_lightning.objects import PickledObjects
 from core_lightning.one_optimizer import OneOptimizer
 from core_lightning.outside import callbacks_of_packages, with_variables
@@ -111,7 +111,9 @@ class Trainer(TrainerAttributes):
         with_lightnings_class(self.strategy.precision_plugin)
         self.strategy.__class__ = named(type(self.strategy))
 
-        observers: list[Callback] = [TellsStrategy(), OneOptimizer(), ModelModes(), SetsUpAccelerator(), CallbackLogs()]
+        modes = ModelModes()
+        observers: list[Callback] = [TellsStrategy(), OneOptimizer(), modes, ModesAfterwards(modes)]
+        observers += [SetsUpAccelerator(), CallbackLogs()]
         observers += map(SyncsLayers, syncs)
         if use_distributed_sampler is None and self.world_size == 1:
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)

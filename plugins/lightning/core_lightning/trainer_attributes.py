@@ -161,7 +161,7 @@ class TrainerAttributes(CoreTrainer):
     @property
     def lr_scheduler_configs(self) -> list[Any]:
         """The schedulers, each with when it is stepped."""
-        return list(self.strategy.lr_schedulers)
+        return self.strategy.lr_schedulers
 
     @property
     def is_last_batch(self) -> bool:

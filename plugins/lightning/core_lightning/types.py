@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, TypedDict
 
@@ -50,7 +50,7 @@ OptimizerLRScheduler = Any
 
 @dataclass
 class LRSchedulerConfig:
-    """A scheduler, and when it is stepped."""
+    """A scheduler, and when it is stepped; see `core.Trainer`'s, of which this has all fields."""
 
     scheduler: LRScheduler | ReduceLROnPlateau
     name: str | None = None
@@ -59,6 +59,17 @@ class LRSchedulerConfig:
     reduce_on_plateau: bool = False
     monitor: str | None = None
     strict: bool = True
+    is_waiting: bool = field(default=False, init=False, repr=False)
+    renewed_by: set[str] = field(default_factory=set, init=False, repr=False)
+    origin: str | None = field(default=None, init=False, repr=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scheduler's own state."""
+        return dict(self.scheduler.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.scheduler.load_state_dict(state)
 
 
 class LRSchedulerConfigType(TypedDict, total=False):

@@ -80,6 +80,10 @@ class Run:
         callbacks: of this stage, those of the module too.
         observers: callbacks that a subclass of Trainer needs for itself. They are called before `callbacks`, and keep
             no state.
+        ends_cut_epochs: an epoch that a stop cuts ends with its hooks, and a validation where it was asked to stop; a
+            subclass of Trainer may want that. Else a resumed run has the rest of it to do.
+        asks_beyond_length: a training loader that has given all of its batches is asked once more, as by a `for` loop.
+        steps_schedulers: the training loop steps learning-rate schedulers; else an observer does.
         loggers: all of them, whichever rank this is.
         profiler: or none.
         default_root_dir: where checkpoints and logs go.
@@ -130,6 +134,9 @@ class Run:
     accumulate_grad_batches: int
     loaders: Loaders
     observers: Sequence[Callback] = ()
+    ends_cut_epochs: bool = False
+    asks_beyond_length: bool = True
+    steps_schedulers: bool = True
     trainer: SetupHost | None = None
     stage: Stage | None = None
     module: nn.Module = field(default_factory=nn.Module)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from core.trainer.loops.fit_call import FitCall
     from core.trainer.profilers import Profiler
     from core.trainer.stage_data.datamodule import DataModule
-    from core.trainer.stage_data.sources import Source
+    from core.trainer.stage_data.sources import Role, Source
     from core.watch import WatchdogOptions
 
 
@@ -279,16 +279,10 @@ class Trainer(TrainerViews):
         Returns:
             What was logged, a dict for each loader.
         """
-        from core.trainer.arguments.loader_arguments import check_sources
-        from core.trainer.loops.launch import launch
-        from core.trainer.module.module import require_method
         from core.trainer.stage_data.sources import VALIDATION
 
-        module = self._module_or_last(model)
-        require_method(module, "validation_step", "validate")
-        sources, datamodule = check_sources(VALIDATION, module, dataloaders, datamodule)
-        self._begin("validate", module, sources, datamodule=datamodule, ckpt_path=ckpt_path, prints_results=verbose)
-        return launch(self.run, sources)  # type: ignore[no-any-return]
+        settings = {"ckpt_path": ckpt_path, "prints_results": verbose}
+        return self._evaluate(VALIDATION, model, dataloaders, datamodule, **settings)  # type: ignore[no-any-return]
 
     def test(
         self,
@@ -299,16 +293,10 @@ class Trainer(TrainerViews):
         verbose: bool = True,
     ) -> list[dict[str, float]]:
         """Run `test_step` over one or several loaders; see `validate`."""
-        from core.trainer.arguments.loader_arguments import check_sources
-        from core.trainer.loops.launch import launch
-        from core.trainer.module.module import require_method
         from core.trainer.stage_data.sources import TEST
 
-        module = self._module_or_last(model)
-        require_method(module, "test_step", "test")
-        sources, datamodule = check_sources(TEST, module, dataloaders, datamodule)
-        self._begin("test", module, sources, datamodule=datamodule, ckpt_path=ckpt_path, prints_results=verbose)
-        return launch(self.run, sources)  # type: ignore[no-any-return]
+        settings = {"ckpt_path": ckpt_path, "prints_results": verbose}
+        return self._evaluate(TEST, model, dataloaders, datamodule, **settings)  # type: ignore[no-any-return]
 
     def predict(
         self,
@@ -334,24 +322,24 @@ class Trainer(TrainerViews):
             rank 0, and so for the caller of every launcher, those of all ranks in the order of the data set, as on one
             device; on the other ranks their own. None with `return_predictions=False`.
         """
+        from core.trainer.stage_data.sources import PREDICTION
+
+        settings = {"ckpt_path": ckpt_path, "returns_predictions": return_predictions is not False}
+        return self._evaluate(PREDICTION, model, dataloaders, datamodule, **settings)  # type: ignore[no-any-return]
+
+    def _evaluate(
+        self, role: Role, model: nn.Module | None, loaders: object, datamodule: DataModule | None, **settings: Any
+    ) -> Any:
         from core.trainer.arguments.loader_arguments import check_sources
         from core.trainer.loops.launch import launch
         from core.trainer.module.module import require_method
-        from core.trainer.stage_data.sources import PREDICTION
 
-        module = self._module_or_last(model)
-        if not hasattr(module, "predict_step"):
-            require_method(module, "predict_step", "predict")
-        sources, datamodule = check_sources(PREDICTION, module, dataloaders, datamodule)
-        self._begin(
-            "predict",
-            module,
-            sources,
-            datamodule=datamodule,
-            ckpt_path=ckpt_path,
-            returns_predictions=return_predictions is not False,
-        )
-        return launch(self.run, sources)  # type: ignore[no-any-return]
+        module, stage = self._module_or_last(model), role.stage
+        if stage != "predict" or not hasattr(module, "predict_step"):  # that of `core.Module` will do
+            require_method(module, "validation_step" if stage == "validate" else f"{stage}_step", stage)
+        sources, datamodule = check_sources(role, module, loaders, datamodule)
+        self._begin(stage, module, sources, datamodule=datamodule, **settings)
+        return launch(self.run, sources)
 
     def check_fit_call(
         self, model: nn.Module, train_dataloaders: object, val_dataloaders: object, datamodule: DataModule | None

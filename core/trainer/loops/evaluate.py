@@ -94,7 +94,7 @@ def run_loaders(
     step = run.strategy.step_callable(f"{stage}_step", run.module)
     call = call_with(step, method, num_arguments=3, num_loaders=len(loaders))
     call = run.profiled(f"{stage}_step", call)
-    context = run.strategy.forward_context()
+    context = run.strategy.forward_context() or nullcontext()
     start, end = (run.events.hook(f"on_{stage}_batch_{edge}") for edge in ("start", "end"))
     if run.stage != "fit":
         end = mark_steps(run.profiler, end)
@@ -112,11 +112,8 @@ def run_loaders(
                 continue
             if start is not None:
                 start(batch, batch_idx, dataloader_idx)
-            if context is None:
+            with context:
                 output = call(batch, batch_idx, dataloader_idx)
-            else:
-                with context:
-                    output = call(batch, batch_idx, dataloader_idx)
             if end is not None:
                 end(output, batch, batch_idx, dataloader_idx)
             if collect is not None:

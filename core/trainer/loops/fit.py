@@ -322,7 +322,7 @@ class FitLoop:
                     self._write_pending()
                 may_stop = batch_idx >= stops.look_at or progress.global_step >= self.max_steps
                 if may_stop and self._stops_after(batch_idx) and batch_idx < num_batches:
-                    return False
+                    return run.ends_cut_epochs and self._end_cut_epoch()
         self._end_batches(batches, batch_idx)
         return True
 
@@ -381,10 +381,16 @@ class FitLoop:
         self.no_update_check.end_epoch(num_batches)
         if not run.loaders.knows_length and self.line is None:
             await_others(self.strategy, epoch=self.progress.epoch, num_batches=num_batches)
-        if num_batches == length_of(run.loaders.train):
+        if run.asks_beyond_length and num_batches == length_of(run.loaders.train):
             next(batches, None)  # as a `for` loop asks once more: the order of some samplers depends on it
         if self.schedule.is_due_after_epoch():
             self._validate()
+
+    def _end_cut_epoch(self) -> bool:
+        """All ranks, where a stop has cut an epoch that is to end as a whole one does."""
+        if self.stops.is_asked and self._run.has_reached_least and self.schedule.is_due_after_epoch(is_cut=True):
+            self._validate()
+        return True
 
     def _open_loader(self) -> Iterator[object]:
         """An iterator over the epoch's remaining batches, with the restored random state where a run goes on.

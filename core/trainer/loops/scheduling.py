@@ -17,8 +17,8 @@ _EVENTS = ("epoch", "validation")
 
 
 def schedulers_by(run: Run, interval: str, *, manual: bool) -> list[Scheduler]:
-    """The schedulers that the loop steps at this interval; none if the user (manual optimization) or an engine does."""
-    owned = manual or Capability.OWNS_SCHEDULER in run.strategy.capabilities
+    """The schedulers that the loop steps at this interval; none if the user, an engine or an observer does."""
+    owned = manual or not run.steps_schedulers or Capability.OWNS_SCHEDULER in run.strategy.capabilities
     return [] if owned else [item for item in run.strategy.lr_schedulers if item.interval == interval]
 
 

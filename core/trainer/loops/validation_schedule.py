@@ -47,11 +47,13 @@ class ValidationSchedule:
             return lambda batch: progress.total_batches % interval == 0 and batch < num_batches
         return lambda batch: batch % interval == 0 and batch < num_batches
 
-    def is_due_after_epoch(self) -> bool:
-        """True if a validation is due after all batches of the epoch, and hasn't just been made."""
+    def is_due_after_epoch(self, *, is_cut: bool = False) -> bool:
+        """True if a validation is due after all batches of the epoch, or where it is cut, and hasn't just been made."""
         options, progress = self._options, self._progress
         if not self._counts(progress.epoch) or self._last_at == progress.total_batches:
             return False
+        if is_cut:
+            return True
         if options.val_check_time is not None:
             return bool(self._strategy.broadcast(self._is_late_here()))
         interval = batches_between(options, self._loaders)

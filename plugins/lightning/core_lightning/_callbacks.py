@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import re
-from enum import Enum, StrEnum
-from types import MappingProxyType
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from core.callbacks import BasePredictionWriter as CoreBasePredictionWriter
-from core.callbacks import EarlyStopping as CoreEarlyStopping
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core.callbacks import RichProgressBar as CoreRichProgressBar
 from core_lightning.utilities import get_filesystem
@@ -130,80 +128,6 @@ def _after_base(hook: Callable[..., None]) -> Callable[..., None]:
         hook(self, trainer, module)
 
     return on_train_start
-
-
-class EarlyStoppingReason(Enum):
-    """The causes of a stop."""
-
-    NOT_STOPPED = 0
-    STOPPING_THRESHOLD = 1
-    DIVERGENCE_THRESHOLD = 2
-    PATIENCE_EXHAUSTED = 3
-    NON_FINITE_METRIC = 4
-
-
-_REASONS = {
-    "which is not a finite number": EarlyStoppingReason.NON_FINITE_METRIC,
-    "better than the threshold": EarlyStoppingReason.STOPPING_THRESHOLD,
-    "worse than the threshold": EarlyStoppingReason.DIVERGENCE_THRESHOLD,
-}
-
-
-class EarlyStopping(CoreEarlyStopping):
-    """See `core.callbacks.EarlyStopping`; `stopping_reason` is an enum, and `stopping_reason_message` the text."""
-
-    mode_dict = MappingProxyType({"min": torch.lt, "max": torch.gt})
-    order_dict = MappingProxyType({"min": "<", "max": ">"})
-    stopping_reason_message: str | None = None
-
-    def __init__(
-        self,
-        monitor: str,
-        min_delta: float = 0.0,
-        patience: int = 3,
-        verbose: bool = False,
-        mode: Literal["min", "max"] = "min",
-        strict: bool = True,
-        check_finite: bool = True,
-        stopping_threshold: float | None = None,
-        divergence_threshold: float | None = None,
-        check_on_train_epoch_end: bool | None = None,
-        log_rank_zero_only: bool = False,
-    ) -> None:
-        super().__init__(
-            monitor,
-            mode=mode,
-            patience=patience,
-            min_delta=min_delta,
-            strict=strict,
-            check_finite=check_finite,
-            stopping_threshold=stopping_threshold,
-            divergence_threshold=divergence_threshold,
-            check_on_train_epoch_end=check_on_train_epoch_end,
-            verbose=verbose,
-        )
-
-    @property
-    def monitor_op(self) -> Callable[..., Any]:
-        """The comparison by which a value is better."""
-        return self.mode_dict[self.mode]
-
-    @property  # type: ignore[override]  # Lightning's enum
-    def stopping_reason(self) -> EarlyStoppingReason:
-        """The cause of the stop."""
-        message = self.stopping_reason_message
-        if message is None:
-            return EarlyStoppingReason.NOT_STOPPED
-        named = (reason for words, reason in _REASONS.items() if words in message)
-        return next(named, EarlyStoppingReason.PATIENCE_EXHAUSTED)
-
-    @stopping_reason.setter
-    def stopping_reason(self, message: str) -> None:
-        self.stopping_reason_message = message or None
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `core.callbacks.EarlyStopping.state_dict`."""
-        return {**super().state_dict(), "stopping_reason": self.stopping_reason_message or ""}
 
 
 class WriteInterval(StrEnum):

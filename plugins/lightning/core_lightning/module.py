@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-
 class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
     """An `nn.Module` that knows how it is trained; see `core.Module`."""
 

@@ -33,7 +33,7 @@ _CALLBACK_FILES: dict[str, dict[str, str]] = {
     "callback": _CALLBACK,
     "checkpoint": _from("core.callbacks", Checkpoint="ModelCheckpoint"),
     "device_stats_monitor": _from("core_monitors", "DeviceStatsMonitor"),
-    "early_stopping": _from(f"{_OWN}._callbacks", "EarlyStopping", "EarlyStoppingReason"),
+    "early_stopping": _from(f"{_OWN}._early_stopping", "EarlyStopping", "EarlyStoppingReason"),
     "finetuning": _from("core_finetuning", "BackboneFinetuning", "BaseFinetuning"),
     "gradient_accumulation_scheduler": _from("core.callbacks", "GradientAccumulationScheduler"),
     "lambda_function": _from("core.callbacks", "LambdaCallback"),

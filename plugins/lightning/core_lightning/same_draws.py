@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from core import Callback
-from core.callbacks import ModelSummary
+from core.callbacks import BasePredictionWriter, ModelSummary
+from core.checkpoint import collect_random_state
 from core.data import to_device
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from core import Trainer
 
+_MAKES = "_get_iterator"
+"""The method of torch's loaders that `iter` calls."""
 _TIMES = 3
 """So often Lightning's summary asks a module for its example."""
 
@@ -27,14 +30,28 @@ class SameDraws(Callback):
     The summary asks for `example_input_array`, which may be a property, and gives it to `forward`, which may draw.
     Loaders of other classes than torch's are asked for an iterator once, to check them: one that draws its order then
     would shuffle differently otherwise. Training loaders that are made anew for an epoch are asked before it begins.
+
+    torch's loaders draw when they are opened: those of the first epoch before `on_train_start`, and the first one of an
+    evaluation before its first hook. core opens them later, and then gets the iterator that was made here.
     """
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """Begin a stage, which checks its loaders anew."""
         self._has_checked = False
+        self._opened: list[DataLoader[Any]] = []
+        self._at_opening: dict[str, Any] | None = None
+
+    def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
+        """Forget what was opened and not read."""
+        for loader in self._opened:
+            vars(loader).pop(_MAKES, None)
+        self._opened = []
 
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Ask for the example: core's own summary leaves the random state as it was."""
+        vars(self).pop("on_train_batch_start", None)
+        if _have_workers(trainer):
+            self.on_train_batch_start = self._note_opening  # type: ignore[method-assign]
         if any(isinstance(callback, ModelSummary) and callback.max_depth for callback in trainer.callbacks):
             examples = [getattr(module, "example_input_array", None) for _ in range(_TIMES)]
             if examples[-1] is not None:
@@ -44,6 +61,24 @@ class SameDraws(Callback):
         """Ask the training loaders, and those for validation if no sanity check has."""
         _ask(trainer.train_dataloader)
         self._ask_for_validation(trainer)
+        if trainer.current_epoch == 0:
+            self._open_first_epoch(trainer)
+
+    def _open_first_epoch(self, trainer: Trainer) -> None:
+        """Open the training loaders. One with workers draws its order too, which a run that goes on draws later."""
+        if _have_workers(trainer):
+            if trainer.ckpt_path is not None:
+                return
+            self._at_opening = collect_random_state(trainer.strategy.accelerator, trainer.strategy.root_device)
+        for loader in _leaves(trainer.train_dataloader):
+            self._open(loader)
+
+    def _note_opening(self, trainer: Trainer, module: nn.Module, *batch: Any) -> None:
+        """Note where the order of the first epoch was drawn, for a run that goes on within it."""
+        if self._at_opening is not None:
+            if trainer.run.random_state_at_opening is not None:
+                trainer.run.random_state_at_opening = self._at_opening
+            self._at_opening = None
 
     def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Ask new training loaders, whose iterator draws a seed; those of the first epoch are asked once in all."""
@@ -54,21 +89,44 @@ class SameDraws(Callback):
                 iter(loader)
 
     def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """Ask the loaders, the first time."""
+        """Ask the loaders, the first time, and open the first of them."""
         self._ask_for_validation(trainer)
+        self._open_one(trainer.val_dataloaders)
 
     def on_test_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """Ask the loaders."""
+        """Ask the loaders, and open the first of them."""
         _ask(trainer.test_dataloaders)
+        self._open_one(trainer.test_dataloaders)
 
     def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """Ask the loaders."""
+        """Ask the loaders, and open the first of them."""
         _ask(trainer.predict_dataloaders)
+        if not any(isinstance(callback, BasePredictionWriter) for callback in trainer.callbacks):  # which replaces them
+            self._open_one(trainer.predict_dataloaders)
 
     def _ask_for_validation(self, trainer: Trainer) -> None:
         if not self._has_checked:
             _ask(trainer.val_dataloaders)
         self._has_checked = True
+
+    def _open_one(self, loaders: Any) -> None:
+        for loader in _leaves(loaders)[:1]:
+            self._open(loader)
+
+    def _open(self, loader: Any) -> None:
+        """Make a loader's iterator now, for whoever asks for it next."""
+        if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+            return
+        iterator: Any = iter(loader)
+        if loader.persistent_workers:
+            loader._iterator = None  # else it is begun anew, which draws again
+
+        def give() -> Any:
+            vars(loader).pop(_MAKES)
+            return iterator
+
+        vars(loader)[_MAKES] = give
+        self._opened.append(loader)
 
 
 def _forward(trainer: Trainer, module: nn.Module, example: Any) -> None:
@@ -85,6 +143,10 @@ def _forward(trainer: Trainer, module: nn.Module, example: Any) -> None:
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+def _have_workers(trainer: Trainer) -> bool:
+    return any(getattr(loader, "num_workers", 0) for loader in _leaves(trainer.train_dataloader))
 
 
 def _ask(loaders: Any) -> None:

@@ -20,8 +20,10 @@ from core_lightning._precisions import HALF, is_on_cpu, keep_no_casts, with_ligh
 from core_lightning.callback_logs import CallbackLogs
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import note
+from core_lightning.hooks_of_callbacks import HooksOfCallbacks
 from core_lightning.hyperparameters import note_objects
 from core_lightning.layer_sync import LayerSync, SyncsLayers
+from core_lightning.lr_schedules import LRSchedules
 from core_lightning.made_loaders import MadeLoaders
 from core_lightning.model_modes import ModelModes, ModesAfterwards
 from core_lightning.objects import PickledObjects
@@ -113,12 +115,13 @@ class Trainer(TrainerAttributes):
 
         modes = ModelModes()
         observers: list[Callback] = [TellsStrategy(), OneOptimizer(), modes, ModesAfterwards(modes)]
-        observers += [SetsUpAccelerator(), CallbackLogs()]
+        observers += [SetsUpAccelerator(), CallbackLogs(), HooksOfCallbacks(), LRSchedules()]
         observers += map(SyncsLayers, syncs)
         if use_distributed_sampler is None and self.world_size == 1:
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)
-            observers += [SameDraws(), MadeLoaders()]
-        self.run.observers = observers
+            observers = [SameDraws(), MadeLoaders(), *observers]
+            self.run.asks_beyond_length = False
+        self.run.observers, self.run.ends_cut_epochs, self.run.steps_schedulers = observers, True, False
         self.passed: dict[str, Any] = {}
         self.callbacks += callbacks_of_packages()
         if TRUSTS and not any(isinstance(callback, PickledObjects) for callback in self.callbacks):

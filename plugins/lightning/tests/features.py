@@ -20,7 +20,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch import callbacks as C
 from torch import nn
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 QUIET = {
@@ -97,7 +97,7 @@ class Plain(Net):
 def fit(net, val=True, ckpt_path=None, train=None, **options):
     trainer = pl.Trainer(**{"max_epochs": 2, **QUIET, **options})
     torch.manual_seed(1)
-    trainer.fit(net, train or load(), load() if val is True else val or None, ckpt_path=ckpt_path)
+    trainer.fit(net, load() if train is None else train, load() if val is True else val or None, ckpt_path=ckpt_path)
     return trainer
 
 
@@ -120,6 +120,13 @@ def scheduled(make, **options):
             return 0 * self.loss(batch)
 
     return Scheduled()
+
+
+def refused(call):
+    try:
+        return call()
+    except Exception:
+        return "refused"
 
 
 # averages -----------------------------------------------------------------------------------------------------------
@@ -364,6 +371,477 @@ def modes_eval_before_fit():
     net.layers[1].eval()
     fit(net)
     return [each.training for each in net.layers], total(net)
+
+
+# stops --------------------------------------------------------------------------------------------------------------
+
+
+class Stop(pl.Callback):
+    def __init__(self, batch=1, hook=None):
+        self.batch = batch
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx == self.batch:
+            trainer.should_stop = True
+
+
+def stopped(net=None, **options):
+    class Counted(Plain):
+        def on_validation_start(self):
+            self.seen.append(f"val {self.global_step}")
+
+        def on_train_epoch_end(self):
+            self.seen.append(f"end {self.current_epoch}")
+
+        def on_train_end(self):
+            self.seen.append(f"over {self.current_epoch}")
+
+    net = net or Counted()
+    trainer = fit(net, **{"max_epochs": 3, **options})
+    metrics = {name: round(float(value), 5) for name, value in trainer.callback_metrics.items()}
+    return net.seen, trainer.current_epoch, trainer.global_step, metrics, total(net), trainer.should_stop
+
+
+@feature
+def stop_within_an_epoch():
+    return stopped(callbacks=[Stop()])
+
+
+@feature
+def stop_at_the_last_batch():
+    return stopped(callbacks=[Stop(3)])
+
+
+@feature
+def stop_without_validation():
+    return stopped(callbacks=[Stop()], val=False)
+
+
+@feature
+def stop_behind_min_epochs():
+    return stopped(callbacks=[Stop()], min_epochs=2)
+
+
+@feature
+def stop_behind_min_steps():
+    return stopped(callbacks=[Stop()], min_steps=6)
+
+
+@feature
+def stop_by_max_steps():
+    return stopped(max_steps=6, max_epochs=-1)
+
+
+@feature
+def stop_by_max_steps_at_an_epochs_end():
+    return stopped(max_steps=8, max_epochs=-1)
+
+
+@feature
+def stop_with_val_check_interval():
+    return stopped(callbacks=[Stop(2)], val_check_interval=2)
+
+
+@feature
+def stop_with_check_val_every_n_epoch():
+    return stopped(callbacks=[Stop(2)], check_val_every_n_epoch=2)
+
+
+@feature
+def stop_in_training_step():
+    class Stopping(Plain):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 2:
+                self.trainer.should_stop = True
+            return super().training_step(batch, batch_idx)
+
+    return stopped(Stopping())
+
+
+@feature
+def stop_in_validation():
+    class Stopping(Plain):
+        def on_validation_end(self):
+            self.trainer.should_stop = True
+
+    return stopped(Stopping(), val_check_interval=2)
+
+
+@feature
+def stop_with_accumulation():
+    return stopped(callbacks=[Stop(2)], accumulate_grad_batches=2)
+
+
+@feature
+def stop_of_an_epoch_by_minus_one():
+    class Leaving(Plain):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if batch_idx == 2 else None
+
+    return stopped(Leaving())
+
+
+@feature
+def stop_saves_the_best():
+    kept = C.ModelCheckpoint(dirpath=new_folder(), monitor="val", filename="{epoch}-{step}")
+    stopped(callbacks=[Stop(), kept], enable_checkpointing=True)
+    return os.path.basename(kept.best_model_path)
+
+
+@feature
+def stop_saves_without_monitor():
+    kept = C.ModelCheckpoint(dirpath=new_folder(), filename="{epoch}-{step}", save_top_k=-1)
+    stopped(callbacks=[Stop(), kept], enable_checkpointing=True)
+    return sorted(os.listdir(kept.dirpath))
+
+
+@feature
+def max_steps_saves():
+    found = []
+    for options in ({}, {"monitor": "val"}, {"monitor": "loss"}, {"save_last": True}):
+        kept = C.ModelCheckpoint(dirpath=new_folder(), filename="{epoch}-{step}", save_top_k=-1, **options)
+        stopped(callbacks=[kept], enable_checkpointing=True, max_steps=6, max_epochs=-1)
+        found.append(sorted(os.listdir(kept.dirpath)))
+    return found
+
+
+class Rising(Plain):
+    """A validation that gets worse with each run."""
+
+    def on_validation_start(self):
+        self.seen.append(self.global_step)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val", float(len(self.seen)))
+
+    def training_step(self, batch, batch_idx):
+        self.log("rising", float(self.global_step))
+        return super().training_step(batch, batch_idx)
+
+
+@feature
+def early_stopping():
+    stopping = C.EarlyStopping("val", patience=1)
+    return stopped(Rising(), callbacks=[stopping], max_epochs=9)[:3], stopping.stopped_epoch, stopping.wait_count
+
+
+@feature
+def early_stopping_behind_min_epochs():
+    stopping = C.EarlyStopping("val", patience=1)
+    return stopped(Rising(), callbacks=[stopping], max_epochs=9, min_epochs=5)[:3], stopping.stopped_epoch
+
+
+@feature
+def early_stopping_behind_min_steps():
+    stopping = C.EarlyStopping("val", patience=1)
+    return stopped(Rising(), callbacks=[stopping], max_epochs=9, min_steps=14)[:3], stopping.stopped_epoch
+
+
+@feature
+def early_stopping_within_epochs():
+    stopping = C.EarlyStopping("val", patience=2)
+    return stopped(Rising(), callbacks=[stopping], max_epochs=9, val_check_interval=1)[:3], stopping.stopped_epoch
+
+
+@feature
+def early_stopping_on_training():
+    stopping = C.EarlyStopping("rising", patience=2, check_on_train_epoch_end=True)
+    return stopped(Rising(), callbacks=[stopping], max_epochs=9)[:3], stopping.stopped_epoch
+
+
+# random state -------------------------------------------------------------------------------------------------------
+
+
+def drawn(hook=None, workers=0, callback=False, loader=None, **options):
+    """The order of samples, and what dropout leaves, where a hook draws a number."""
+    pl.seed_everything(3, verbose=False)
+
+    class Dropped(Plain):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 1))
+
+        def training_step(self, batch, batch_idx):
+            self.seen.append(batch[1].tolist())
+            return super().training_step(batch, batch_idx)
+
+    def draw(self, *args, **kwargs):
+        net.seen.append(round(float(torch.rand(1)), 4))
+
+    if hook is not None and not callback:
+        setattr(Dropped, hook, draw)
+    net = Dropped()
+    given = [type("Draws", (pl.Callback,), {hook: draw})()] if callback else []
+    dataset = TensorDataset(DATA, torch.arange(len(DATA)))
+    trainer = pl.Trainer(**{"max_epochs": 2, **QUIET, **options}, callbacks=given)
+    make = loader or (lambda: DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers))
+    trainer.fit(net, make(), DataLoader(dataset, batch_size=4))
+    return net.seen, total(net)
+
+
+@feature
+def random_without_hooks():
+    return drawn(), drawn(num_sanity_val_steps=2)
+
+
+@feature
+def random_in_setup():
+    return drawn("setup"), drawn("configure_model"), drawn("on_fit_start")
+
+
+@feature
+def random_in_sanity_check():
+    return drawn("on_sanity_check_start", num_sanity_val_steps=2), drawn(
+        "on_sanity_check_end", callback=True, num_sanity_val_steps=2
+    )
+
+
+@feature
+def random_in_on_train_start():
+    return drawn("on_train_start"), drawn("on_train_start", num_sanity_val_steps=2)
+
+
+@feature
+def random_in_on_train_start_of_a_callback():
+    return drawn("on_train_start", callback=True)
+
+
+@feature
+def random_in_on_train_epoch_start():
+    return drawn("on_train_epoch_start"), drawn("on_train_epoch_start", num_sanity_val_steps=2)
+
+
+@feature
+def random_in_batches():
+    return drawn("on_train_batch_start"), drawn("on_before_zero_grad"), drawn("on_train_batch_end")
+
+
+@feature
+def random_in_validation():
+    return [
+        drawn(f"on_validation_{each}", num_sanity_val_steps=2) for each in ("start", "epoch_end", "end", "model_eval")
+    ]
+
+
+@feature
+def random_at_the_end_of_epochs():
+    return drawn("on_train_epoch_end"), drawn("on_train_epoch_end", callback=True)
+
+
+@feature
+def random_with_several_loaders():
+    dataset = TensorDataset(DATA, torch.arange(len(DATA)))
+
+    class Two(Plain):
+        def training_step(self, batch, batch_idx):
+            self.seen.append([batch["a"][1].tolist(), batch["b"][1].tolist()])
+            return self.loss(batch["a"])
+
+        def on_train_start(self):
+            torch.rand(1)
+
+    pl.seed_everything(3, verbose=False)
+    net = Two()
+    loaders = {
+        "a": DataLoader(dataset, batch_size=4, shuffle=True),
+        "b": DataLoader(dataset, batch_size=2, shuffle=True),
+    }
+    pl.Trainer(max_epochs=2, **QUIET).fit(net, loaders)
+    return net.seen
+
+
+@feature
+def random_in_evaluation():
+    class Noisy(Plain):
+        def on_test_start(self):
+            self.seen.append(round(float(torch.rand(1)), 4))
+
+        def on_predict_start(self):
+            self.seen.append(round(float(torch.rand(1)), 4))
+
+    pl.seed_everything(3, verbose=False)
+    net, trainer = Noisy(), pl.Trainer(**QUIET)
+    trainer.test(net, load(), verbose=False)
+    trainer.predict(net, load())
+    return net.seen, round(float(torch.rand(1)), 4)
+
+
+@feature
+def random_after_fit():
+    drawn()
+    return round(float(torch.rand(1)), 4)
+
+
+# schedulers ---------------------------------------------------------------------------------------------------------
+
+
+def rates(net, **options):
+    fit(net, **options)
+    return net.seen
+
+
+@feature
+def scheduler_by_epoch():
+    return rates(scheduled(lambda o: StepLR(o, 1, 0.5)))
+
+
+@feature
+def scheduler_by_two_epochs():
+    return rates(scheduled(lambda o: StepLR(o, 1, 0.5), frequency=2), max_epochs=5)
+
+
+@feature
+def scheduler_by_step():
+    return rates(scheduled(lambda o: StepLR(o, 1, 0.5), interval="step"))
+
+
+@feature
+def scheduler_by_three_steps():
+    return rates(scheduled(lambda o: StepLR(o, 1, 0.5), interval="step", frequency=3), max_epochs=3)
+
+
+@feature
+def scheduler_by_step_with_accumulation():
+    return rates(scheduled(lambda o: StepLR(o, 1, 0.5), interval="step"), accumulate_grad_batches=2)
+
+
+@feature
+def scheduler_by_two_steps_with_accumulation():
+    return rates(scheduled(lambda o: StepLR(o, 1, 0.5), interval="step", frequency=2), accumulate_grad_batches=2)
+
+
+@feature
+def scheduler_by_three_steps_with_accumulation():
+    net = scheduled(lambda o: StepLR(o, 1, 0.5), interval="step", frequency=3)
+    return rates(net, accumulate_grad_batches=2, max_epochs=3)
+
+
+@feature
+def scheduler_by_two_steps_with_accumulation_of_three():
+    net = scheduled(lambda o: StepLR(o, 1, 0.5), interval="step", frequency=2)
+    return rates(net, accumulate_grad_batches=3, max_epochs=3)
+
+
+def plateau(**options):
+    return scheduled(lambda o: ReduceLROnPlateau(o, factor=0.5, patience=0), monitor="val", **options)
+
+
+@feature
+def plateau_by_epoch():
+    return rates(plateau(), max_epochs=5)
+
+
+@feature
+def plateau_every_second_epoch():
+    return refused(lambda: rates(plateau(), max_epochs=6, check_val_every_n_epoch=2))
+
+
+@feature
+def plateau_every_second_epoch_with_frequency():
+    return rates(plateau(frequency=2), max_epochs=8, check_val_every_n_epoch=2)
+
+
+@feature
+def plateau_every_second_epoch_not_strict():
+    return rates(plateau(strict=False), max_epochs=6, check_val_every_n_epoch=2)
+
+
+@feature
+def plateau_by_step():
+    net = scheduled(lambda o: ReduceLROnPlateau(o, factor=0.5, patience=0), monitor="loss", interval="step")
+    return rates(net)
+
+
+@feature
+def plateau_by_step_of_validation():
+    return rates(plateau(interval="step", strict=False), val_check_interval=2)
+
+
+@feature
+def plateau_of_training():
+    net = scheduled(lambda o: ReduceLROnPlateau(o, factor=0.5, patience=0), monitor="loss")
+    return rates(net, max_epochs=4)
+
+
+@feature
+def plateau_with_two_validations_an_epoch():
+    return rates(plateau(), max_epochs=4, val_check_interval=2)
+
+
+@feature
+def scheduler_when_an_epoch_is_left():
+    net = scheduled(lambda o: StepLR(o, 1, 0.5))
+    start = net.on_train_batch_start
+
+    def leave(batch, batch_idx):
+        start(batch, batch_idx)
+        return -1 if batch_idx == 2 else None
+
+    net.on_train_batch_start = leave
+    return rates(net, max_epochs=3)
+
+
+@feature
+def scheduler_as_hooks_see_it():
+    class Seen(Plain):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), 1.0)
+            return [optimizer], [StepLR(optimizer, 1, 0.5)]
+
+        def see(self, where):
+            self.seen.append((where, self.optimizers().param_groups[0]["lr"]))
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.see(batch_idx)
+
+        def on_validation_start(self):
+            self.see("validation")
+
+        def on_train_epoch_end(self):
+            self.see("epoch")
+
+    return rates(Seen())
+
+
+@feature
+def scheduler_of_an_unknown_length():
+    class Data(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter([(each,) for each in DATA])
+
+    net = scheduled(lambda o: StepLR(o, 1, 0.5))
+    return rates(net, train=DataLoader(Data(), batch_size=2), max_epochs=3)
+
+
+@feature
+def scheduler_in_manual_optimization():
+    net = scheduled(lambda o: StepLR(o, 1, 0.5))
+    net.automatic_optimization = False
+    return rates(net)
+
+
+@feature
+def scheduler_when_steps_are_skipped():
+    net = scheduled(lambda o: StepLR(o, 1, 0.5), interval="step")
+    step = net.training_step
+    net.training_step = lambda batch, batch_idx: step(batch, batch_idx) if batch_idx % 2 else None
+    return rates(net)
+
+
+@feature
+def scheduler_with_own_step():
+    class Own(Plain):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), 1.0)
+            return [optimizer], [{"scheduler": ExponentialLR(optimizer, 0.5), "interval": "step", "frequency": 2}]
+
+        def lr_scheduler_step(self, scheduler, metric):
+            self.seen.append((type(scheduler).__name__, metric, self.global_step))
+            scheduler.step()
+
+    net = Own()
+    fit(net)
+    return net.seen
 
 
 def line_of(function):

@@ -65,12 +65,17 @@ def test_core_goes_on_from_either(program, recorded, tmp_path):
         assert loaded.hparams == {"width": 2, "lr": 0.05}
 
 
-def test_a_shuffled_run_is_lightnings_also_if_it_is_stopped_inside_an_epoch(program, tmp_path):
+def test_a_shuffled_run_is_lightnings_also_if_it_is_saved_inside_an_epoch(program, tmp_path, monkeypatch):
+    saved = tmp_path / "saved.ckpt"
+
+    def at_three(net, *_):
+        if net.global_step == 3:
+            net.trainer.save_checkpoint(saved)
+
+    monkeypatch.setattr(program.Net, "on_train_batch_end", at_three)
     at_once = program.train(tmp_path, 2, shuffle=True)[1].layer.weight
     assert_close(at_once, SHUFFLED, **AS_ROUNDED)
-    trainer, _ = program.train(tmp_path, 2, shuffle=True, max_steps=3)
-    trainer.save_checkpoint(stopped := tmp_path / "stopped.ckpt")
-    trainer, net = program.train(tmp_path, 2, ckpt_path=stopped, shuffle=True)
+    trainer, net = program.train(tmp_path, 2, ckpt_path=saved, shuffle=True)
     assert torch.equal(net.layer.weight, at_once)
     assert trainer.global_step == 4
 

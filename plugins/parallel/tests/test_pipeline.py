@@ -15,6 +15,7 @@ from torch import nn
 
 from core import ConfigurationError, CoreError
 from core_parallel import MeshParallelStrategy
+from core_parallel.pipeline.draws import Seeds
 from core_parallel.stages import parts
 from core_testing.ranks import Backend, one_device
 
@@ -295,6 +296,17 @@ def test_dropout_draws_anew_in_each_call_and_again_from_a_seed() -> None:
     assert not torch.equal(first[:4], first[4:]), "two microbatches have one mask"
     assert torch.equal(first, again)
     assert all(map(torch.equal, (first, second, again), others))
+
+
+def test_each_stage_and_microbatch_draws_its_own_numbers_on_a_cpu() -> None:
+    drawn = set()
+    for stream in range(3):
+        seeds = Seeds(1 << 61, stream, torch.device("cpu"))
+        for stage in range(3):
+            for microbatch in range(3):
+                seeds.begin(stage, microbatch)
+                drawn.add(torch.rand(1, dtype=torch.float64).item())
+    assert len(drawn) == 27
 
 
 def _refused(rank: Rank) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,9 @@ class Seeds:
             numpy.random.seed(number % (1 << 32))
 
     def _number(self, stage: int, microbatch: int) -> int:
-        # Far apart for each: a generator's neighbouring seeds are independent.
-        return (self._base + (stage << 40) + (microbatch << 20) + self._stream) % (1 << 63)
+        # The CPU's generator takes the lowest 32 bits alone.
+        own = zlib.crc32(f"{self._base} {stage} {microbatch} {self._stream}".encode())
+        return (self._base >> 32 << 32) + own
 
 
 class Draws:

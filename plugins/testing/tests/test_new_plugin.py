@@ -24,10 +24,10 @@ FORMS = {
 
 @pytest.fixture
 def generate(core_cli):
-    def call(*arguments):
-        done = core_cli("new-plugin", "acme", *arguments)
+    def call(*arguments, name="acme"):
+        done = core_cli("new-plugin", name, *arguments)
         assert done.returncode == 0, done.stderr
-        return core_cli.working / "core-acme"
+        return core_cli.working / f"core-{name}"
 
     return call
 
@@ -46,9 +46,11 @@ def install(project, site):
     run("pip", "install", *options, str(project), cwd=project)
 
 
+@pytest.mark.parametrize("name", ["ab", "acme-tensor-parallelism"], ids=["short", "long"])
 @pytest.mark.parametrize("form", FORMS)
-def test_is_clean(generate, form):
-    project = generate(*FORMS[form])
+def test_is_clean(generate, form, name):
+    """No line is too long for a long name, or folded for no reason with a short one."""
+    project = generate(*FORMS[form], name=name)
     run("ruff", "check", "--no-cache", cwd=project)
     run("ruff", "format", "--check", "--no-cache", cwd=project)
 

@@ -1,7 +1,9 @@
 """The built site in a real browser: `tox run -e docs`. SITE is its folder; SITE_PICTURES, where screenshots go."""
 
+import copy
 import functools
 import http.server
+import importlib.util
 import json
 import os
 import re
@@ -208,3 +210,14 @@ def test_programs_find_every_page_as_markdown(site):
     assert {"README.md", "docs/trainer.md", "plugins/ddp/README.md", "api/core.trainer.md"} <= {*listed}
     assert all(folder.joinpath(page).read_text(encoding="utf-8").startswith("# ") for page in listed)
     assert "fit(model: nn.Module" in folder.joinpath("api/core.trainer.md").read_text(encoding="utf-8")
+
+
+def test_results_with_a_core_two_minor_releases_old_are_grey():
+    spec = importlib.util.spec_from_file_location("pages", Path(__file__).parents[2] / "docs" / "site" / "pages.py")
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    results = [copy.deepcopy(pages.results()[0]) for _ in range(3)]
+    for number, result in enumerate(results):
+        result["versions"]["core"] = f"0.{number + 3}.1"
+    rows = [line for line in pages.cards_table(results).splitlines() if line.startswith("<tr")]
+    assert rows == ['<tr class="cards-old">', "<tr>", "<tr>"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from core.contract import Logger, PathLike, SetupHost, Stage, Strategy, TrainingStep
@@ -80,10 +81,10 @@ class Run:
         callbacks: of this stage, those of the module too.
         observers: callbacks that a subclass of Trainer needs for itself. They are called before `callbacks`, and keep
             no state.
-        ends_cut_epochs: an epoch that a stop cuts ends with its hooks, and a validation where it was asked to stop; a
-            subclass of Trainer may want that. Else a resumed run has the rest of it to do.
+        ends_cut_epochs: an epoch that a stop cuts ends with its hooks, after a validation if one asked for the stop.
         asks_beyond_length: a training loader that has given all of its batches is asked once more, as by a `for` loop.
         steps_schedulers: the training loop steps learning-rate schedulers; else an observer does.
+        outputs_of: what `on_train_batch_end` gets, from the output of `training_step` and the loss; None is core's way.
         loggers: all of them, whichever rank this is.
         profiler: or none.
         default_root_dir: where checkpoints and logs go.
@@ -137,6 +138,7 @@ class Run:
     ends_cut_epochs: bool = False
     asks_beyond_length: bool = True
     steps_schedulers: bool = True
+    outputs_of: Callable[[object, Tensor | None], object] | None = None
     trainer: SetupHost | None = None
     stage: Stage | None = None
     module: nn.Module = field(default_factory=nn.Module)
@@ -264,12 +266,12 @@ class Run:
     @property
     def wrapped_optimizers(self) -> list[FabricOptimizer]:
         """The optimizers as a module sees them in manual optimization: their `step` goes through the strategy."""
-        if self._wrapped_optimizers is None:
+        if [each.optimizer for each in self._wrapped_optimizers or ()] != self.strategy.optimizers:
             self._wrapped_optimizers = [
                 self.fabric.wrap_optimizer(optimizer, on_step=self._count_step, before_step=self._prepare_manual_step)
                 for optimizer in self.strategy.optimizers
             ]
-        return self._wrapped_optimizers
+        return self._wrapped_optimizers or []
 
     def end(self) -> None:
         """The stage is over. Idempotent. Nothing here holds optimizers or wrappers any more."""

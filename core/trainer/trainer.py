@@ -282,7 +282,7 @@ class Trainer(TrainerViews):
         from core.trainer.stage_data.sources import VALIDATION
 
         settings = {"ckpt_path": ckpt_path, "prints_results": verbose}
-        return self._evaluate(VALIDATION, model, dataloaders, datamodule, **settings)  # type: ignore[no-any-return]
+        return self._evaluate(VALIDATION, model, dataloaders, datamodule, **settings)  # type: ignore[return-value]
 
     def test(
         self,
@@ -296,7 +296,7 @@ class Trainer(TrainerViews):
         from core.trainer.stage_data.sources import TEST
 
         settings = {"ckpt_path": ckpt_path, "prints_results": verbose}
-        return self._evaluate(TEST, model, dataloaders, datamodule, **settings)  # type: ignore[no-any-return]
+        return self._evaluate(TEST, model, dataloaders, datamodule, **settings)  # type: ignore[return-value]
 
     def predict(
         self,
@@ -325,11 +325,11 @@ class Trainer(TrainerViews):
         from core.trainer.stage_data.sources import PREDICTION
 
         settings = {"ckpt_path": ckpt_path, "returns_predictions": return_predictions is not False}
-        return self._evaluate(PREDICTION, model, dataloaders, datamodule, **settings)  # type: ignore[no-any-return]
+        return self._evaluate(PREDICTION, model, dataloaders, datamodule, **settings)  # type: ignore[return-value]
 
     def _evaluate(
-        self, role: Role, model: nn.Module | None, loaders: object, datamodule: DataModule | None, **settings: Any
-    ) -> Any:
+        self, role: Role, model: nn.Module | None, loaders: object, datamodule: DataModule | None, **settings: object
+    ) -> object:
         from core.trainer.arguments.loader_arguments import check_sources
         from core.trainer.loops.launch import launch
         from core.trainer.module.module import require_method

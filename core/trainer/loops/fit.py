@@ -90,18 +90,16 @@ class FitLoop:
         self.max_steps = options.max_steps if options.max_steps >= 0 else math.inf
 
     def _make_step(self) -> TrainingStep:
-        run, options, strategy = self._run, self.options, self.strategy
-        module = run.module
+        run, options, strategy, module = self._run, self.options, self.strategy, self._run.module
         events, capabilities = run.events, strategy.capabilities
         manual = not getattr(module, "automatic_optimization", True)
-        owns_accumulation = Capability.OWNS_ACCUMULATION in capabilities
         optimizers = strategy.optimizers
         step = TrainingStep(
             compute_loss=self._make_compute_loss(manual),
             module=run.session.handle_of(module).wrapped,
             optimizers=optimizers,
             manual=manual,
-            num_accumulated=1 if owns_accumulation else run.accumulate_grad_batches,
+            num_accumulated=1 if Capability.OWNS_ACCUMULATION in capabilities else run.accumulate_grad_batches,
             clipping=None if Capability.OWNS_CLIPPING in capabilities else options.clipping,
             needs_closure=any(evaluates_loss(optimizer) for optimizer in optimizers),
             before_backward=events.hook("on_before_backward"),
@@ -310,8 +308,7 @@ class FitLoop:
             if stepped and self.step_schedulers:
                 step_schedulers(run, self.step_schedulers, progress.global_step)
             if self.batch_end is not None:
-                outputs = output.loss if type(self.outputs) is Tensor else self._outputs(output)
-                self.batch_end(outputs, batch, batch_idx - output.num_batches)
+                self.batch_end(self._outputs(output), batch, batch_idx - output.num_batches)
             if stepped and self.log_every and progress.global_step // self.log_every > steps_before // self.log_every:
                 run.publisher.publish_step(metrics, self.outputs, run.module)
             if self.is_validation_due is not None and self.is_validation_due(batch_idx):
@@ -433,9 +430,11 @@ class FitLoop:
 
     def _outputs(self, output: StepOutput) -> object:
         """The output of `training_step`, with its loss detached."""
+        if self._run.outputs_of is not None:
+            return self._run.outputs_of(self.outputs, output.loss)
         if isinstance(self.outputs, dict) and "loss" in self.outputs:
             return {**self.outputs, "loss": output.loss}
-        return self.outputs
+        return output.loss if type(self.outputs) is Tensor else self.outputs
 
     def _validate_belatedly(self) -> None:
         """A run that was stopped between a step and the validation that was due after it begins with that."""

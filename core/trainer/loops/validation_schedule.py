@@ -52,10 +52,8 @@ class ValidationSchedule:
         options, progress = self._options, self._progress
         if not self._counts(progress.epoch) or self._last_at == progress.total_batches:
             return False
-        if is_cut:
-            return True
-        if options.val_check_time is not None:
-            return bool(self._strategy.broadcast(self._is_late_here()))
+        if is_cut or options.val_check_time is not None:
+            return is_cut or bool(self._strategy.broadcast(self._is_late_here()))
         interval = batches_between(options, self._loaders)
         if options.check_val_every_n_epoch is None:
             return progress.total_batches % interval == 0

@@ -113,8 +113,7 @@ class TrainerViews(DataViews, SetupHost):
     @property
     def device_ids(self) -> list[int]:
         """Numbers of the devices that the run uses on this machine; counted from 0 for devices without a number."""
-        devices = self.strategy.parallel_devices
-        numbers: list[int | None] = [device.index for device in devices]  # torch's stubs leave None out
+        numbers: list[int | None] = [device.index for device in self.strategy.parallel_devices]  # int in its stubs
         return [place if number is None else number for place, number in enumerate(numbers)] or [0]
 
     precision: str = shown("strategy.precision_plugin.name")

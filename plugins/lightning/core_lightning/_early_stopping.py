@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from core import Trainer
-
 
 class EarlyStoppingReason(Enum):
     """The reasons to stop."""
@@ -75,21 +73,21 @@ class EarlyStopping(CoreEarlyStopping):
         """The comparison by which a value is better than another one."""
         return self.mode_dict[self.mode]
 
-    def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
+    def setup(self, trainer: Any, module: nn.Module, stage: str) -> None:
         """Decide when to check."""
         if self._check_on_train_epoch_end is None:
             interval, every = trainer.val_check_interval, trainer.check_val_every_n_epoch
             self._check_on_train_epoch_end = interval in (None, 1) and every == 1
 
-    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_start(self, trainer: Any, module: nn.Module) -> None:
         """Nothing to note: `setup` has decided."""
 
-    def on_train_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_epoch_end(self, trainer: Any, module: nn.Module) -> None:
         """Check, if validation has no rhythm of its own."""
         if self._check_on_train_epoch_end and not self._should_skip_check(trainer):
             self._run_early_stopping_check(trainer)
 
-    def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_validation_end(self, trainer: Any, module: nn.Module) -> None:
         """Check, if validation has a rhythm of its own."""
         if not self._check_on_train_epoch_end and not self._should_skip_check(trainer):
             self._run_early_stopping_check(trainer)
@@ -113,7 +111,7 @@ class EarlyStopping(CoreEarlyStopping):
         self.stopping_reason = EarlyStoppingReason(reason if isinstance(reason, int) else 0)
         self.stopping_reason_message = state.get("stopping_reason_message")
 
-    def _should_skip_check(self, trainer: Trainer) -> bool:
+    def _should_skip_check(self, trainer: Any) -> bool:
         return trainer.stage != "fit" or trainer.sanity_checking
 
     def _validate_condition_metric(self, logs: Mapping[str, Tensor]) -> bool:
@@ -127,7 +125,7 @@ class EarlyStopping(CoreEarlyStopping):
             )
         return False
 
-    def _run_early_stopping_check(self, trainer: Trainer) -> None:
+    def _run_early_stopping_check(self, trainer: Any) -> None:
         """All ranks. Judge rank 0's value, and ask to stop."""
         logs = trainer.strategy.broadcast(trainer.callback_metrics)
         if not self._validate_condition_metric(logs):

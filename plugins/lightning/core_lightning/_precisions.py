@@ -11,14 +11,13 @@ from core import ConfigurationError
 from core.accelerators import CPUAccelerator
 from core.precision import MixedPrecision as CoreMixedPrecision
 from core.precision import UniformPrecision
+from core_lightning.differences import note
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from core.precision import Precision
 
-HALF = (16, "16", "16-mixed")
-"""The names of float16 with float32 weights."""
 _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -93,7 +92,18 @@ def _dtype(name: str, precision: str, kind: str) -> torch.dtype:
     return _DTYPES[bits]
 
 
-def is_on_cpu(accelerator: Any) -> bool:
+_HALF = (16, "16", "16-mixed")
+"""The names of float16 with float32 weights."""
+
+
+def replace_half_on_cpu(options: dict[str, Any], stacklevel: int = 3) -> None:
+    """Replace float16 among the arguments of a Trainer or Fabric, if they lead to a CPU, and warn at the user's line."""
+    if options.get("precision") in _HALF and _is_on_cpu(options.get("accelerator")):
+        note("precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.", stacklevel=stacklevel)
+        options["precision"] = "bf16-mixed"
+
+
+def _is_on_cpu(accelerator: Any) -> bool:
     """True if this choice of an accelerator is a CPU, or leads to it."""
     if accelerator in (None, "auto"):
         return not (torch.cuda.is_available() or torch.backends.mps.is_available())

@@ -56,7 +56,7 @@ class StochasticWeightAveraging(Callback):
         is_fraction = isinstance(swa_epoch_start, float)
         if (is_fraction and not 0 <= swa_epoch_start <= 1) or (not is_fraction and swa_epoch_start < 1):
             raise ConfigurationError("swa_epoch_start should be a >0 integer or a float between 0 and 1.")
-        rates = swa_lrs if isinstance(swa_lrs, list) else [swa_lrs]
+        rates: list[Any] = swa_lrs if isinstance(swa_lrs, list) else [swa_lrs]
         if not rates or not all(isinstance(rate, float) and rate > 0 for rate in rates):
             raise ConfigurationError("swa_lrs should be a positive float, or a list of positive floats.")
         self._swa_lrs, self._swa_epoch_start = swa_lrs, swa_epoch_start
@@ -219,6 +219,7 @@ class StochasticWeightAveraging(Callback):
                 closure()
             return 0
 
+        step_at_the_end.counts = False  # type: ignore[attr-defined]
         step.before_backward = step.after_backward = step.before_zero_grad = None
         step.backward, step.step_optimizer = lambda loss: None, step_at_the_end
         if hook is not None:

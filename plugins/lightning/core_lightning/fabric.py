@@ -6,8 +6,7 @@ from typing import Any
 
 from core import Fabric as CoreFabric
 from core.fabric import FabricOptimizer
-from core_lightning._precisions import HALF, is_on_cpu
-from core_lightning.differences import note
+from core_lightning._precisions import replace_half_on_cpu
 from core_lightning.module import LightningModule
 from core_lightning.seeding import seed_everything
 
@@ -15,13 +14,9 @@ from core_lightning.seeding import seed_everything
 class Fabric(CoreFabric):
     """Your loop on any strategy; see `core.Fabric`."""
 
-    def __init__(self, *given: Any, precision: Any = None, **options: Any) -> None:
-        if precision in HALF and is_on_cpu(options.get("accelerator", given[0] if given else None)):
-            note("precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.", stacklevel=2)
-            precision = "bf16-mixed"
-        if precision is not None:
-            options["precision"] = precision
-        super().__init__(*given, **options)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        replace_half_on_cpu(options)
+        super().__init__(*arguments, **options)
         self._waiting: list[FabricOptimizer] = []
 
     def setup_module(self, module: Any, *given: Any, **options: Any) -> Any:

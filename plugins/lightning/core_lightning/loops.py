@@ -51,6 +51,10 @@ class Loop:
         """Optimizer steps for which a stop waits."""
         return self.trainer.options.min_steps
 
+    @min_steps.setter
+    def min_steps(self, steps: int | None) -> None:
+        _set(self.trainer, min_steps=steps or 0)
+
 
 class FitLoop(Loop):
     """Epochs of training."""
@@ -68,6 +72,10 @@ class FitLoop(Loop):
     def min_epochs(self) -> int:
         """Epochs for which a stop waits."""
         return self.trainer.options.min_epochs
+
+    @min_epochs.setter
+    def min_epochs(self, epochs: int | None) -> None:
+        _set(self.trainer, min_epochs=epochs or 0)
 
     @property
     def epoch_progress(self) -> Counters:

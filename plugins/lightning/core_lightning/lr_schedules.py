@@ -20,6 +20,8 @@ class LRSchedules(Callback):
     By step: before `on_train_batch_end` of a batch that ends an accumulation window, if its number in the epoch is a
     multiple of the frequency. By epoch: before that hook of the epoch's last batch. Those that take a metric follow
     when the validation after the batch, or the epoch's last hooks, are through, with the value that is there.
+
+    `global_step` counts these batches, whether their step has updated anything or not.
     """
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
@@ -36,11 +38,16 @@ class LRSchedules(Callback):
     def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
         """Step those that have waited for a validation."""
         self._step_waiting(trainer, module)
+        self._steps_before = trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Step those that are due."""
         step, count = trainer.running_step, trainer.progress.batch
         if step is None or step.ends_window:
+            if (
+                self._steps and trainer.global_step == self._steps_before
+            ):  # of a batch that was skipped: Lightning counts it
+                trainer.progress.global_step += 1
             self._step(trainer, module, "step", count)
         if count >= trainer.num_training_batches:
             self._end_epoch(trainer, module)

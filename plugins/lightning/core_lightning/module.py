@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from core import Module
@@ -30,8 +29,6 @@ class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         give_whole(cls, LightningModule)
-        if (configure := vars(cls).get("configure_optimizers")) is not None:
-            cls.configure_optimizers = _listing(configure)  # type: ignore[method-assign]
 
     def log(  # type: ignore[override]  # Lightning's order
         self,
@@ -111,20 +108,6 @@ class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
             return super().load_from_checkpoint(  # type: ignore[no-any-return]
                 path, map_location, strict, hparams_file=hparams_file, **{**hparams, **kwargs}
             )
-
-
-def _listing(configure: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook, whose second value, where it is one scheduler, becomes a list of it."""
-
-    @functools.wraps(configure)
-    def configure_optimizers(self: Any) -> Any:
-        made = configure(self)
-        if isinstance(made, list | tuple) and len(made) == 2 and isinstance(made[0], list | tuple):
-            optimizers, schedulers = made
-            return optimizers, list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
-        return made
-
-    return configure_optimizers
 
 
 # TorchScript compiles what a class has, but for these.

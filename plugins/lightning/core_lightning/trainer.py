@@ -16,7 +16,8 @@ from core.registry import CHECKPOINT_IO_REGISTRY
 from core_lightning._accelerators import SetsUpAccelerator
 from core_lightning._callbacks import ModelCheckpoint
 from core_lightning._loggers import default_logger
-from core_lightning._precisions import HALF, is_on_cpu, keep_no_casts, with_lightnings_class
+from core_lightning._precisions import keep_no_casts, replace_half_on_cpu, with_lightnings_class
+from core_lightning.assigned import Assigned
 from core_lightning.callback_logs import CallbackLogs
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import note
@@ -27,7 +28,7 @@ from core_lightning.lr_schedules import LRSchedules
 from core_lightning.made_loaders import MadeLoaders
 from core_lightning.model_modes import ModelModes, ModesAfterwards
 from core_lightning.objects import PickledObjects
-from core_lightning.one_optimizer import OneOptimizer
+from core_lightning.one_optimizer import OneOptimizer, ReturnedOptimizers
 from core_lightning.outside import callbacks_of_packages, with_variables
 from core_lightning.same_draws import SameDraws
 from core_lightning.strategy_names import TellsStrategy, named
@@ -35,7 +36,7 @@ from core_lightning.trainer_attributes import TrainerAttributes
 from core_lightning.trust import TRUSTS
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from core import DataModule, PathLike
 
@@ -86,9 +87,7 @@ class Trainer(TrainerAttributes):
         note("core trains in Lightning's place, and does some things differently on purpose.", stacklevel=3)
         if model_registry is not None or not enable_autolog_hparams:
             note("model_registry and enable_autolog_hparams=False have no effect.", stacklevel=3)
-        if options.get("precision") in HALF and is_on_cpu(options.get("accelerator")):
-            note("precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.", stacklevel=3)
-            options["precision"] = "bf16-mixed"
+        replace_half_on_cpu(options, stacklevel=4)
         if logger in (None, True) and not barebones:
             logger = default_logger(default_root_dir or os.getcwd())
         if options.get("log_every_n_steps") == 0:
@@ -115,13 +114,15 @@ class Trainer(TrainerAttributes):
 
         modes = ModelModes()
         observers: list[Callback] = [TellsStrategy(), OneOptimizer(), modes, ModesAfterwards(modes)]
-        observers += [SetsUpAccelerator(), CallbackLogs(), HooksOfCallbacks(), LRSchedules()]
+        observers += [SetsUpAccelerator(), CallbackLogs(), HooksOfCallbacks(), LRSchedules(), Assigned()]
+        observers += [ReturnedOptimizers()]
         observers += map(SyncsLayers, syncs)
         if use_distributed_sampler is None and self.world_size == 1:
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)
             observers = [SameDraws(), MadeLoaders(), *observers]
             self.run.asks_beyond_length = False
         self.run.observers, self.run.ends_cut_epochs, self.run.steps_schedulers = observers, True, False
+        self.run.outputs_of = self._outputs_of
         self.passed: dict[str, Any] = {}
         self.callbacks += callbacks_of_packages()
         if TRUSTS and not any(isinstance(callback, PickledObjects) for callback in self.callbacks):
@@ -147,7 +148,10 @@ class Trainer(TrainerAttributes):
         self.passed = {"train": train_dataloaders, "val": val_dataloaders}
         if train_dataloaders is not None:  # which no hook could make anew
             self.options = dataclasses.replace(self.options, reload_dataloaders_every_n_epochs=0)
+        self.strategy.optimizers, self.strategy.lr_schedulers = [], []  # those of a fit before
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
+        if (finished := self.run.finished_fit) is not None:  # which programs look at
+            self.strategy.optimizers, self.strategy.lr_schedulers = finished.optimizers, finished.lr_schedulers
 
     def validate(  # type: ignore[override]  # Lightning's order
         self,
@@ -191,11 +195,25 @@ class Trainer(TrainerAttributes):
         """All ranks. Save everything from which a run can go on; see `core.Trainer.save_checkpoint`."""
         super().save_checkpoint(filepath, bool(weights_only))
 
+    def _outputs_of(self, output: Any, loss: Tensor | None) -> dict[str, Any]:
+        """The output of a training step as hooks get it: a dict, with the loss as it was divided for accumulation."""
+        step = self.running_step
+        found = dict(output) if isinstance(output, dict) else {}
+        if step is not None and step.manual:
+            return found if isinstance(output, dict) or output is None else {"loss": output.detach()}
+        if loss is None:
+            return {}
+        return {"loss": loss / step.num_accumulated if step is not None else loss, **_without_loss(found)}
+
     def _best(self, model: nn.Module | None, ckpt_path: PathLike | None) -> PathLike | None:
         callback = self.checkpoint_callback
         if model is None and ckpt_path is None and callback is not None and callback.best_model_path:
             return "best"
         return ckpt_path
+
+
+def _without_loss(output: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in output.items() if name != "loss"}
 
 
 def _with_default(callbacks: Any, kind: type[ModelCheckpoint]) -> list[Any]:

@@ -30,6 +30,14 @@ def _option(name: str, doc: str, *, none: Any = None) -> Any:
     return property(get, put, doc=doc)
 
 
+_FIXED = {
+    "overfit_batches": "pass it to Trainer",
+    "val_check_batch": "set val_check_interval, before fit",
+    "enable_autolog_hparams": "hyperparameters are always logged",
+}
+"""Attributes of Lightning's Trainer that would have no effect, each with what to do."""
+
+
 class TrainerAttributes(CoreTrainer):
     """The Trainer with attributes under Lightning's names. An option that is set holds for the next stage."""
 
@@ -39,6 +47,7 @@ class TrainerAttributes(CoreTrainer):
     limit_predict_batches = _option("limit_predict_batches", "Batches of a prediction run, or a fraction.", none=1.0)
     val_check_interval = _option("val_check_interval", "Batches between validations, or a fraction.", none=1.0)
     check_val_every_n_epoch = _option("check_val_every_n_epoch", "Epochs between validations.")
+    reload_dataloaders_every_n_epochs = _option("reload_dataloaders_every_n_epochs", "Epochs between new loaders.")
     log_every_n_steps = _option("log_every_n_steps", "Optimizer steps between step values for the loggers.")
 
     @property
@@ -164,9 +173,23 @@ class TrainerAttributes(CoreTrainer):
         return self.strategy.lr_schedulers
 
     @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers, also after `fit`."""
+        return self.strategy.optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Any]) -> None:
+        self.strategy.optimizers = optimizers
+
+    @property
     def is_last_batch(self) -> bool:
         """True in the last batch of a training epoch."""
-        return self.progress.batch + 1 >= self.num_training_batches
+        return self.run.finished_fit is not None or self.progress.batch + 1 >= self.num_training_batches
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED:
+            raise ConfigurationError(f"trainer.{name} can't be set here: {_FIXED[name]}.")
+        super().__setattr__(name, value)
 
 
 def _refuse(trainer: TrainerAttributes, loop: Any) -> None:

@@ -16,6 +16,7 @@ import tempfile
 import traceback
 import warnings
 
+import lightning as L
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch import callbacks as C
@@ -842,6 +843,217 @@ def scheduler_with_own_step():
     net = Own()
     fit(net)
     return net.seen
+
+
+# what programs assign, and find afterwards ---------------------------------------------------------------------------
+
+
+class Noting(Plain):
+    def on_before_optimizer_step(self, optimizer):
+        self.seen.append(type(getattr(optimizer, "optimizer", optimizer)).__name__)
+
+
+@feature
+def assigned_optimizers():
+    class Assigning(pl.Callback):
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.current_epoch == 1:
+                trainer.strategy.optimizers = [torch.optim.Adam(module.parameters(), 0.1)]
+
+    net = Noting()
+    fit(net, callbacks=[Assigning()])
+    return net.seen, total(net)
+
+
+@feature
+def assigned_optimizers_of_the_trainer():
+    class Assigning(pl.Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            if batch_idx == 2:
+                trainer.optimizers = [torch.optim.Adam(module.parameters(), 0.1)]
+
+    net = Noting()
+    fit(net, callbacks=[Assigning()])
+    return net.seen, total(net)
+
+
+@feature
+def assigned_optimizers_in_manual_optimization():
+    class Manual(Plain):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def on_train_epoch_start(self):
+            if self.current_epoch == 1:
+                self.trainer.strategy.optimizers = [torch.optim.Adam(self.parameters(), 0.1)]
+
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            self.seen.append(type(optimizer.optimizer).__name__)
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+
+    net = Manual()
+    fit(net)
+    return net.seen, total(net)
+
+
+@feature
+def assigned_schedulers():
+    class Assigning(pl.Callback):
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.current_epoch == 1:
+                trainer.lr_scheduler_configs[0].scheduler = StepLR(trainer.optimizers[0], 1, 0.1)
+
+    return rates(scheduled(lambda o: StepLR(o, 1, 0.5)), callbacks=[Assigning()], max_epochs=4)
+
+
+@feature
+def assigned_scheduler_configs():
+    from lightning.pytorch.utilities.types import LRSchedulerConfig
+
+    class Assigning(pl.Callback):
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.current_epoch == 1:
+                config = LRSchedulerConfig(StepLR(trainer.optimizers[0], 1, 0.1), interval="step", frequency=2)
+                trainer.strategy.lr_scheduler_configs = [config]
+
+    return rates(scheduled(lambda o: StepLR(o, 1, 0.5)), callbacks=[Assigning()], max_epochs=4)
+
+
+@feature
+def assigned_limits():
+    found = []
+    trainer = fit(Plain(), max_epochs=1)
+    for name, value in (("limit_train_batches", 2), ("limit_train_batches", 0.25), ("limit_val_batches", 0)):
+        setattr(trainer, name, value)
+        trainer.fit_loop.max_epochs += 1
+        trainer.fit(net := Stopless(), load(), load())
+        found.append((name, net.seen, trainer.global_step))
+    return found
+
+
+class Stopless(Plain):
+    def on_train_batch_start(self, batch, batch_idx):
+        self.seen.append(batch_idx)
+
+
+@feature
+def assigned_min_epochs():
+    trainer = fit(Plain(), max_epochs=1)
+    trainer.fit_loop.min_epochs, trainer.fit_loop.max_epochs = 1, 3
+    trainer.fit(Plain(), load())
+    return trainer.current_epoch, trainer.global_step
+
+
+@feature
+def after_fit():
+    trainer = fit(net := scheduled(lambda o: StepLR(o, 1, 0.5)))
+    schedulers = [type(each.scheduler).__name__ for each in trainer.lr_scheduler_configs]
+    optimizers = [type(each).__name__ for each in trainer.optimizers]
+    return optimizers, schedulers, trainer.is_last_batch, isinstance(net.optimizers(), torch.optim.Optimizer)
+
+
+@feature
+def after_two_fits():
+    trainer = fit(Plain())
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(net := Plain(), load())
+    return len(trainer.optimizers), trainer.current_epoch, trainer.global_step, total(net)
+
+
+@feature
+def outputs_of_training_steps():
+    found = []
+
+    class Outputs(pl.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            found.append({name: round(float(value), 4) for name, value in outputs.items()})
+
+    class Returning(Plain):
+        def __init__(self, returned):
+            super().__init__()
+            self.returned = returned
+
+        def training_step(self, batch, batch_idx):
+            return self.returned(self.loss(batch))
+
+    for returned in (lambda loss: loss, lambda loss: {"loss": loss, "other": 3.0}):
+        fit(Returning(returned), max_epochs=1, callbacks=[Outputs()])
+        fit(Returning(returned), max_epochs=1, callbacks=[Outputs()], accumulate_grad_batches=2)
+    return found
+
+
+@feature
+def outputs_of_skipped_steps():
+    found = []
+
+    class Skipping(Plain):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) if batch_idx % 2 else None
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            found.append((sorted(outputs), self.global_step))
+
+    net = Skipping()
+    trainer = fit(net, max_steps=5)
+    return found, trainer.global_step, total(net)
+
+
+@feature
+def forms_of_configure_optimizers():
+    def form(make):
+        class Formed(Plain):
+            def configure_optimizers(self):
+                return make(torch.optim.SGD(self.parameters(), 0.1))
+
+        return lambda: (trainer := fit(Formed()), trainer.global_step, len(trainer.lr_scheduler_configs))[1:]
+
+    forms = (
+        lambda o: [o],
+        lambda o: ([o], StepLR(o, 1)),
+        lambda o: ([o], {"scheduler": StepLR(o, 1), "monitor": "val"}),
+        lambda o: ([o], [StepLR(o, 1)]),
+        lambda o: {"optimizer": o, "lr_scheduler": StepLR(o, 1)},
+        lambda o: [{"optimizer": o}],
+    )
+    return [refused(form(each)) for each in forms]
+
+
+@feature
+def loaders_that_are_not_asked_more():
+    class Strict(DataLoader):
+        def __iter__(self):
+            return zip(super().__iter__(), range(4), strict=True)
+
+    class Both(Plain):
+        def training_step(self, batch, batch_idx):
+            return self.loss(batch[0])
+
+    class Counted(DataLoader):
+        def __iter__(self):
+            yield from super().__iter__()
+            asked.append("beyond")
+
+    asked = []
+    trainer = fit(Both(), val=False, train=Strict(TensorDataset(DATA), batch_size=2))
+    fit(Plain(), val=False, train=Counted(TensorDataset(DATA), batch_size=2))
+    return trainer.global_step, asked
+
+
+@feature
+def small_arguments():
+    found = [fit(Plain(), log_every_n_steps=0).global_step]
+
+    class Stateless(pl.Callback):
+        def state_dict(self):
+            return None
+
+    found.append(fit(Plain(), callbacks=[Stateless()], enable_checkpointing=True).global_step)
+    found.append(type(L.Fabric(accelerator="cpu", devices=1, precision="16-mixed")).__name__)
+    return found
 
 
 def line_of(function):

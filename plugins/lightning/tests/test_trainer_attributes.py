@@ -103,3 +103,10 @@ def test_loops_cannot_be_replaced(pl, name):
 def test_a_strategy_has_the_number_of_its_processes(pl):
     trainer = pl.Trainer(strategy="ddp", devices=2, accelerator="cpu", **QUIET)
     assert trainer.strategy.num_processes == 2
+
+
+@pytest.mark.parametrize("name", ["overfit_batches", "val_check_batch", "enable_autolog_hparams"])
+def test_an_attribute_that_would_have_no_effect_is_refused_where_it_is_set(pl, name):
+    trainer = pl.Trainer(logger=False, accelerator="cpu")
+    with pytest.raises(core.ConfigurationError, match=f"trainer.{name} can't be set here"):
+        setattr(trainer, name, 1)

@@ -11,7 +11,7 @@ from core import ConfigurationError
 from core.callbacks import EarlyStopping as CoreEarlyStopping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor, nn
 
@@ -35,7 +35,7 @@ class EarlyStopping(CoreEarlyStopping):
 
     mode_dict: ClassVar[dict[str, Any]] = {"min": torch.lt, "max": torch.gt}
     order_dict: ClassVar[dict[str, str]] = {"min": "<", "max": ">"}
-    best_score: Tensor = torch.tensor(torch.inf)  # type: ignore[assignment]  # an attribute, which may be set
+    best_score: Tensor = torch.tensor(torch.inf)  # an attribute, which may be set
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class EarlyStopping(CoreEarlyStopping):
         self._check_on_train_epoch_end = check_on_train_epoch_end
 
     @property
-    def monitor_op(self) -> Callable[..., Any]:
+    def monitor_op(self) -> Any:
         """The comparison by which a value is better than another one."""
         return self.mode_dict[self.mode]
 
@@ -112,7 +112,7 @@ class EarlyStopping(CoreEarlyStopping):
         self.stopping_reason_message = state.get("stopping_reason_message")
 
     def _should_skip_check(self, trainer: Any) -> bool:
-        return trainer.stage != "fit" or trainer.sanity_checking
+        return bool(trainer.stage != "fit" or trainer.sanity_checking)
 
     def _validate_condition_metric(self, logs: Mapping[str, Tensor]) -> bool:
         if self.monitor in logs:

@@ -44,9 +44,8 @@ class LRSchedules(Callback):
         """Step those that are due."""
         step, count = trainer.running_step, trainer.progress.batch
         if step is None or step.ends_window:
-            if (
-                self._steps and trainer.global_step == self._steps_before
-            ):  # of a batch that was skipped: Lightning counts it
+            counts = self._steps and getattr(step and step.step_optimizer, "counts", True)
+            if counts and trainer.global_step == self._steps_before:  # the batch was skipped
                 trainer.progress.global_step += 1
             self._step(trainer, module, "step", count)
         if count >= trainer.num_training_batches:

@@ -51,7 +51,7 @@ class SameDraws(Callback):
         """Ask for the example: core's own summary leaves the random state as it was."""
         vars(self).pop("on_train_batch_start", None)
         if _have_workers(trainer):
-            self.on_train_batch_start = self._note_opening  # type: ignore[method-assign]
+            self.on_train_batch_start = self._note_opening  # type: ignore[assignment, method-assign]
         if any(isinstance(callback, ModelSummary) and callback.max_depth for callback in trainer.callbacks):
             examples = [getattr(module, "example_input_array", None) for _ in range(_TIMES)]
             if examples[-1] is not None:

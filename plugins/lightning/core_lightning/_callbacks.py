@@ -13,6 +13,7 @@ import torch
 from core.callbacks import BasePredictionWriter as CoreBasePredictionWriter
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core.callbacks import RichProgressBar as CoreRichProgressBar
+from core_lightning.overrides import RefusesOverrides
 from core_lightning.utilities import get_filesystem
 
 if TYPE_CHECKING:
@@ -23,11 +24,26 @@ if TYPE_CHECKING:
     from core import PathLike, Trainer
 
 
-class ModelCheckpoint(CoreModelCheckpoint):
+_SAVING = (
+    "_find_last_checkpoints _format_checkpoint_name _get_metric_interpolated_filepath_name _link_checkpoint "
+    "_monitor_candidates _remove_checkpoint _save_checkpoint _save_last_checkpoint _save_monitor_checkpoint "
+    "_save_none_monitor_checkpoint _save_topk_checkpoint _should_remove_checkpoint _should_save_on_train_epoch_end "
+    "_should_skip_saving_checkpoint _update_best_and_save check_monitor_top_k file_exists format_checkpoint_name"
+)
+_DRAWING = (
+    "_add_task _get_train_description _init_progress _update _update_metrics configure_columns init_predict_tqdm "
+    "init_sanity_tqdm init_test_tqdm init_train_tqdm init_validation_tqdm refresh"
+)
+
+
+class ModelCheckpoint(RefusesOverrides, CoreModelCheckpoint):
     """See `core.callbacks.ModelCheckpoint`.
 
     `dirpath` is made absolute, and a subclass may have an `on_train_start` that doesn't call this one's.
     """
+
+    uncalled = frozenset(_SAVING.split())
+    instead = "Save by trainer.save_checkpoint in a hook of your own, or write a CheckpointIO."
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -164,7 +180,14 @@ class RichProgressBarTheme:
         self.__dict__.update(colors)
 
 
-class RichProgressBar(CoreRichProgressBar):
+class _Bar(RefusesOverrides, CoreRichProgressBar):
+    """A bar of core, which is drawn in one way."""
+
+    uncalled = frozenset(_DRAWING.split())
+    instead = "Override get_metrics, or write a ProgressBar with the hooks of a callback."
+
+
+class RichProgressBar(_Bar):
     """The progress bar of core; see `core.callbacks.RichProgressBar`.
 
     Args:
@@ -188,7 +211,7 @@ class RichProgressBar(CoreRichProgressBar):
             self.disable()
 
 
-class TQDMProgressBar(CoreRichProgressBar):
+class TQDMProgressBar(_Bar):
     """The progress bar of core; see `core.callbacks.RichProgressBar`.
 
     Args:

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.optim.swa_utils import SWALR
 
 from core import Callback, Capability, ConfigurationError, UnsupportedError
+from core_lightning.overrides import RefusesOverrides
 from core_lightning.types import LRSchedulerConfig
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _IN_PARTS = Capability.SHARDED_STATE | Capability.OWNS_STEP | Capability.COMPILE
 """Strategies whose weights aren't whole between two steps."""
 
 
-class StochasticWeightAveraging(Callback):
+class StochasticWeightAveraging(RefusesOverrides, Callback):
     """Averages the weights with which each of the last epochs begins, while SWALR leads the learning rate.
 
     A module with BatchNorm has one epoch more at the end: training steps without backward, in which the layers collect
@@ -43,6 +44,9 @@ class StochasticWeightAveraging(Callback):
     Raises:
         ConfigurationError: arguments that can't be.
     """
+
+    uncalled = frozenset({"transfer_weights", "update_parameters", "reset_batch_norm_and_save_state", "reset_momenta"})
+    instead = "Pass avg_fn."
 
     def __init__(
         self,

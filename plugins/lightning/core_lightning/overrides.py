@@ -1,0 +1,40 @@
+"""Methods of Lightning's classes that nothing calls here: a subclass that overrides one is refused when it is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from core import ConfigurationError
+from core_lightning.differences import note
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class RefusesOverrides:
+    """A base of classes whose subclasses may override less than under Lightning.
+
+    The line that defines such a subclass warns, since a package may define more than a program uses.
+    """
+
+    uncalled: ClassVar[frozenset[str]] = frozenset()
+    """Names of methods that Lightning calls, and core doesn't."""
+    instead: ClassVar[str] = ""
+    """The public way, as a sentence."""
+    _refused: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if found := sorted(cls.uncalled & vars(cls).keys()):
+            cls._refused = f"{cls.__name__} overrides {', '.join(found)}, which nothing calls here. {cls.instead}"
+            note(cls._refused, page="docs/lightning.md", stacklevel=2)
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Refuse a class with such a method.
+
+        Raises:
+            ConfigurationError: it has one.
+        """
+        if cls._refused:
+            raise ConfigurationError(cls._refused)
+        return super().__new__(cls)

@@ -97,7 +97,7 @@ _HALF = (16, "16", "16-mixed")
 
 
 def replace_half_on_cpu(options: dict[str, Any], stacklevel: int = 3) -> None:
-    """Replace float16 among the arguments of a Trainer or Fabric that lead to a CPU, with a warning at the user's line."""
+    """Replace float16 among the arguments of a Trainer or Fabric that lead to a CPU; warn at the user's line."""
     if options.get("precision") in _HALF and _is_on_cpu(options.get("accelerator")):
         note("precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.", stacklevel=stacklevel)
         options["precision"] = "bf16-mixed"

@@ -366,10 +366,10 @@ def timed(*functions: tuple[Any, str]) -> Iterator[list[float]]:
     found: list[float] = []
 
     def around(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
+        def run(*args: Any, **options: Any) -> Any:
             began = time.process_time()
             try:
-                return function(*args)
+                return function(*args, **options)
             finally:
                 found.append(time.process_time() - began)
 

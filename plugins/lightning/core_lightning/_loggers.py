@@ -53,7 +53,7 @@ class CSVLogger(Prefixes, CoreCSVLogger):
 
     @property
     def experiment(self) -> CSVExperiment:
-        """What programs write through."""
+        """The writer, by which programs log on their own."""
         return CSVExperiment(self)
 
 

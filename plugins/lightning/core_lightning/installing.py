@@ -89,7 +89,7 @@ class _Finder(MetaPathFinder):
         return ModuleSpec(fullname, _Loader(), origin=names.__file__, is_package=True)
 
     def find_distributions(self, context: Any) -> Iterator[metadata.Distribution]:
-        """What `importlib.metadata.version("lightning")` asks for."""
+        """The metadata that `importlib.metadata.version("lightning")` asks for."""
         if (context.name or "").replace("-", "_") in _ROOTS:
             yield _Distribution(context.name)
 

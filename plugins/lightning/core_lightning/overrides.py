@@ -25,6 +25,8 @@ class RefusesOverrides:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "uncalled" in vars(cls):  # of this package
+            return
         if found := sorted(cls.uncalled & vars(cls).keys()):
             cls._refused = f"{cls.__name__} overrides {', '.join(found)}, which nothing calls here. {cls.instead}"
             note(cls._refused, page="docs/lightning.md", stacklevel=2)

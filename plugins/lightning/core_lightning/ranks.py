@@ -7,8 +7,8 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import core
 from core import rank_zero_only
+from core import rank_zero_warn as warn_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,15 +39,15 @@ class LightningDeprecationWarning(DeprecationWarning):
 _log = logging.getLogger("lightning.fabric.utilities.rank_zero")
 
 
-def _make_heard(logger: logging.Logger) -> None:
-    """Show what a logger is told, unless the program has chosen who hears it."""
+def _show(logger: logging.Logger) -> None:
+    """Show a logger's messages, unless the program has chosen where they go."""
     logger.setLevel(logging.INFO)
     if not logging.getLogger().hasHandlers():
         logger.addHandler(logging.StreamHandler())
         logger.propagate = False
 
 
-_make_heard(logging.getLogger("lightning.fabric"))
+_show(logging.getLogger("lightning.fabric"))
 
 
 @rank_zero_only
@@ -58,14 +58,12 @@ def rank_zero_info(*args: Any, stacklevel: int = 4, **options: Any) -> None:
 
 def rank_zero_warn(message: Warning | str, stacklevel: int = 4, **options: Any) -> None:
     """Rank 0. Warn; 4 is the line that calls this."""
-    core.rank_zero_warn(message, stacklevel=max(stacklevel - 2, 1), **options)
+    warn_at(message, stacklevel=max(stacklevel - 2, 1), **options)
 
 
 def rank_zero_deprecation(message: Warning | str, stacklevel: int = 5, **options: Any) -> None:
     """Rank 0. Warn of something deprecated; 5 is the line that calls this."""
-    core.rank_zero_warn(
-        message, stacklevel=max(stacklevel - 3, 1), **{"category": LightningDeprecationWarning, **options}
-    )
+    warn_at(message, stacklevel=max(stacklevel - 3, 1), **{"category": LightningDeprecationWarning, **options})
 
 
 class WarningCache(set[str]):
@@ -75,7 +73,7 @@ class WarningCache(set[str]):
         """Rank 0. Warn, unless that was done."""
         if message not in self:
             self.add(message)
-            core.rank_zero_warn(message, stacklevel=stacklevel + 1, **options)
+            warn_at(message, stacklevel=stacklevel + 1, **options)
 
     def info(self, message: str, **_: Any) -> None:
         """Rank 0. Log, unless that was done."""

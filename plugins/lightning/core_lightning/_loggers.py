@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,18 @@ class CSVExperiment:
     def save(self) -> None:
         """Write what is kept."""
         self._logger.save()
+
+
+def save_after_logs(logger: Logger) -> None:
+    """Main process. Make a program's own logger save after each record, as Lightning's Trainer does."""
+    kind = type(logger)
+    if kind.save is not Logger.save and kind.__module__.partition("_")[0].partition(".")[0] != "core":
+        vars(logger)["log_metrics"] = partial(_log_and_save, logger)
+
+
+def _log_and_save(logger: Logger, metrics: Mapping[str, float], step: int) -> None:
+    type(logger).log_metrics(logger, metrics, step)
+    logger.save()
 
 
 def default_logger(save_dir: str | os.PathLike[str]) -> Logger:

@@ -15,7 +15,7 @@ from core.callbacks import ModelSummary
 from core.registry import CHECKPOINT_IO_REGISTRY
 from core_lightning._accelerators import SetsUpAccelerator
 from core_lightning._callbacks import ModelCheckpoint
-from core_lightning._loggers import default_logger
+from core_lightning._loggers import default_logger, save_after_logs
 from core_lightning._precisions import keep_no_casts, replace_half_on_cpu, with_lightnings_class
 from core_lightning.assigned import Assigned
 from core_lightning.callback_logs import CallbackLogs
@@ -124,6 +124,8 @@ class Trainer(TrainerAttributes):
         self.run.observers, self.run.ends_cut_epochs, self.run.steps_schedulers = observers, True, False
         self.run.outputs_of = self._outputs_of
         self.passed: dict[str, Any] = {}
+        for each in self.loggers:
+            save_after_logs(each)
         self.callbacks += callbacks_of_packages()
         if TRUSTS and not any(isinstance(callback, PickledObjects) for callback in self.callbacks):
             self.callbacks.append(PickledObjects(trusted=True))
@@ -194,6 +196,10 @@ class Trainer(TrainerAttributes):
     ) -> None:
         """All ranks. Save everything from which a run can go on; see `core.Trainer.save_checkpoint`."""
         super().save_checkpoint(filepath, bool(weights_only))
+        for callback in self.callbacks:
+            if isinstance(callback, CoreModelCheckpoint) and callback.dirpath == os.path.dirname(filepath):
+                for logger in self.loggers:
+                    getattr(logger, "after_save_checkpoint", _do_nothing)(callback)
 
     def _outputs_of(self, output: Any, loss: Tensor | None) -> dict[str, Any]:
         """The output of a training step as hooks get it: a dict, with the loss as it was divided for accumulation."""
@@ -210,6 +216,10 @@ class Trainer(TrainerAttributes):
         if model is None and ckpt_path is None and callback is not None and callback.best_model_path:
             return "best"
         return ckpt_path
+
+
+def _do_nothing(_: object) -> None:
+    pass
 
 
 def _without_loss(output: dict[str, Any]) -> dict[str, Any]:

@@ -24,10 +24,10 @@ class UploadsCheckpoints:
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
         """Rank 0. A ModelCheckpoint has saved: send it, now or when training has ended."""
-        if self._log_model == "all" or (self._log_model is True and checkpoint_callback.save_top_k == -1):
-            self._upload(checkpoint_callback)
-        elif self._log_model is True:
+        if self._log_model:
             self._to_upload[id(checkpoint_callback)] = checkpoint_callback
+        if self._log_model == "all" or (self._log_model and checkpoint_callback.save_top_k == -1):
+            self._upload(checkpoint_callback)  # what is written at an accumulation window's end has to wait
 
     def finalize(self, status: str) -> None:
         """The stage is over: send what is left, if it ended well."""

@@ -9,6 +9,7 @@ import pytest
 import core
 from core_testing import programs
 
+pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
 WANDB = """
 import pathlib, torch, core_lightning
 core_lightning.install()
@@ -100,3 +101,29 @@ def test_a_new_experiment_of_mlflow_has_its_place_for_artifacts(installed, tmp_p
     logger = kind("placed", save_dir=str(tmp_path / "store"), artifact_location=(tmp_path / "artifacts").as_uri())
     assert logger.experiment.get_experiment(logger.experiment_id).artifact_location.endswith("/artifacts")
     assert logger.save_dir == str(tmp_path / "store")
+
+
+def test_a_logger_of_the_programs_own_saves_after_each_record_and_hears_of_checkpoints(installed, pl, boring, tmp_path):
+    calls = []
+
+    class Own(installed("lightning.pytorch.loggers").Logger):
+        def log_metrics(self, metrics, step):
+            calls.append("log")
+
+        def save(self):
+            calls.append("save")
+
+        def after_save_checkpoint(self, checkpoint_callback):
+            calls.append(os.path.exists(checkpoint_callback.best_model_path))
+
+    class Model(boring.BoringModel):
+        def training_step(self, batch, batch_idx):
+            self.log("loss", 1.0)
+            return super().training_step(batch, batch_idx)
+
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = pl.Trainer(**quiet, max_epochs=1, limit_train_batches=2, log_every_n_steps=1, logger=Own())
+    trainer.fit(Model())
+    assert calls[:4] == ["log", "save"] * 2
+    assert calls.count(True) == 1
+    assert False not in calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from core import ConfigurationError, GradientClipping
@@ -161,6 +162,17 @@ class TrainerAttributes(CoreTrainer):
     def accelerator(self) -> Any:
         """The kind of device."""
         return self.strategy.accelerator
+
+    @property
+    def _accelerator_connector(self) -> SimpleNamespace:
+        """The parts of the run, where callbacks of packages look for them."""
+        strategy = self.strategy
+        return SimpleNamespace(
+            accelerator=strategy.accelerator,
+            cluster_environment=getattr(strategy, "cluster_environment", None),
+            is_distributed=strategy.world_size > 1,
+            strategy=strategy,
+        )
 
     @property
     def precision_plugin(self) -> Any:

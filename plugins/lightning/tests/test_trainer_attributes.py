@@ -103,6 +103,7 @@ def test_loops_cannot_be_replaced(pl, name):
 def test_a_strategy_has_the_number_of_its_processes(pl):
     trainer = pl.Trainer(strategy="ddp", devices=2, accelerator="cpu", **QUIET)
     assert trainer.strategy.num_processes == 2
+    assert trainer._accelerator_connector.is_distributed  # what callbacks of optuna ask
 
 
 @pytest.mark.parametrize("name", ["overfit_batches", "val_check_batch", "enable_autolog_hparams"])

@@ -29,7 +29,7 @@ _DISABLE = _from(f"{_OWN}.ranks", "disable_possible_user_warnings")
 _MAIN = {**_TRAINER, **_MODULE, **_DATA_MODULE, **_CALLBACK, **_SEED}
 
 _CALLBACK_FILES: dict[str, dict[str, str]] = {
-    "batch_size_finder": _from("core_tuning", "BatchSizeFinder"),
+    "batch_size_finder": _from(f"{_OWN}._tuning", "BatchSizeFinder"),
     "callback": _CALLBACK,
     "checkpoint": _from("core.callbacks", Checkpoint="ModelCheckpoint"),
     "device_stats_monitor": _from("core_monitors", "DeviceStatsMonitor"),
@@ -37,7 +37,7 @@ _CALLBACK_FILES: dict[str, dict[str, str]] = {
     "finetuning": _from("core_finetuning", "BackboneFinetuning", "BaseFinetuning"),
     "gradient_accumulation_scheduler": _from("core.callbacks", "GradientAccumulationScheduler"),
     "lambda_function": _from("core.callbacks", "LambdaCallback"),
-    "lr_finder": _from("core_tuning", "LearningRateFinder"),
+    "lr_finder": _from(f"{_OWN}._tuning", "LearningRateFinder"),
     "lr_monitor": _from("core_monitors", "LearningRateMonitor"),
     "model_checkpoint": _from(f"{_OWN}._callbacks", "ModelCheckpoint"),
     "model_summary": _from("core.callbacks", "ModelSummary"),
@@ -157,7 +157,7 @@ _LOADER_WORKERS = _from(f"{_OWN}.batches", "suggested_max_num_workers")
 _CLIPPING = _from(f"{_OWN}.utilities", "GradClipAlgorithmType")
 _SHARED = _from(f"{_OWN}.model_helpers", "find_shared_parameters", "set_shared_parameters")
 _GRADS = _from(f"{_OWN}.utilities", "grad_norm")
-_TUNER = _from("core_tuning", "Tuner")
+_TUNER = _from(f"{_OWN}._tuning", "Tuner")
 _ISOLATE = _from(f"{_OWN}.seeding", "isolate_rng")
 _AVAILABLE = _from(
     f"{_OWN}.imports", "_IS_INTERACTIVE", "_IS_WINDOWS", "_NUMPY_AVAILABLE", "_OMEGACONF_AVAILABLE", "_RICH_AVAILABLE",

@@ -106,6 +106,10 @@ class BatchSizeFinder(Callback):
         find_attribute(_NAME, call.owners, [self.batch_arg_name])
         search = BatchSizeSearch(self.mode, self.steps_per_trial, self.init_val, self.max_trials, self.batch_arg_name)
         trainer.fit_on_copies(call, search, max_steps=1)
-        self.optimal_batch_size = search.size
-        write_attribute(call.owners, self.batch_arg_name, search.size)
-        return search.size
+        self.optimal_batch_size = size = self.accepted(search.size)
+        write_attribute(call.owners, self.batch_arg_name, size)
+        return size
+
+    def accepted(self, size: int) -> int:
+        """The size that is written, for the one that was found: here the same."""
+        return size

@@ -115,11 +115,15 @@ class LearningRateFinder(Callback):
         curve = LearningRateCurve(self.mode, self.min_lr, self.max_lr, self.num_training_steps)
         search = LearningRateSearch(curve, self.early_stop_threshold)
         trainer.fit_on_copies(call, search, max_steps=curve.num_training)
+        self.adopt(curve, call)
+        return curve
+
+    def adopt(self, curve: LearningRateCurve, call: FitCall) -> None:
+        """Keep a curve, and give the module the rate that it suggests, if `update_attr` says so."""
         self.optimal_lr = curve
         if self.update_attr and (rate := curve.suggestion()) is not None:
             self.learning_rate = rate
             write_attribute([call.module], self._attribute(call.module), rate)
-        return curve
 
     def _attribute(self, module: nn.Module) -> str:
         return find_attribute(_NAME, [module], [self.attr_name] if self.attr_name else ["lr", "learning_rate"])

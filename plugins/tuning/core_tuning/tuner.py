@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from core.contract import ConfigurationError
 from core_tuning.batch_size_finder import BatchSizeFinder
@@ -22,6 +22,11 @@ class Tuner:
     Both methods take the arguments of `fit`. `val_dataloaders` isn't read, since nothing is validated; of `method` and
     `dataloaders`, which programs for other stages pass, only the defaults are possible.
     """
+
+    learning_rate_finder: ClassVar[type[LearningRateFinder]] = LearningRateFinder
+    """The class that `lr_find` searches with."""
+    batch_size_finder: ClassVar[type[BatchSizeFinder]] = BatchSizeFinder
+    """The class that `scale_batch_size` searches with."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -56,7 +61,7 @@ class Tuner:
         Raises:
             ConfigurationError: what can't be searched for, and why.
         """
-        finder = LearningRateFinder(num_training_steps=num_training, **options)
+        finder = self.learning_rate_finder(num_training_steps=num_training, **options)
         return finder.search(
             self._trainer, self._checked(finder, model, train_dataloaders, dataloaders, datamodule, method)
         )
@@ -89,7 +94,7 @@ class Tuner:
             ConfigurationError: what can't be searched for, and why.
             DeviceError: not even one sample fits.
         """
-        finder = BatchSizeFinder(**options)
+        finder = self.batch_size_finder(**options)
         return finder.search(
             self._trainer, self._checked(finder, model, train_dataloaders, dataloaders, datamodule, method)
         )

@@ -10,66 +10,52 @@ import torch.distributed as dist
 from core import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Self
 
-    from torch import Tensor
+_IN_PLACE = (
+    "broadcast", "all_reduce", "reduce", "all_gather", "scatter", "reduce_scatter", "all_to_all", "recv",
+    "all_gather_object", "broadcast_object_list",
+)  # fmt: skip
+"""Operations that fill their first argument, and return it here."""
 
 
 class Collective:
-    """A group of ranks and what they exchange. Meant to be subclassed.
+    """A group of ranks and what they exchange; see `torch.distributed`.
 
-    Each operation works in place and returns what it has filled. `setup` makes the default group where there is none,
-    `create_group` one for this object, and `teardown` ends it.
+    `setup` makes the default group where there is none, `create_group` one for this object, and `teardown` ends it.
     """
 
-    def __init__(self) -> None:
-        self._group: Any = None
-
-    @property
-    def rank(self) -> int:
-        """The place of this process in the group."""
-        raise NotImplementedError
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks in the group."""
-        raise NotImplementedError
-
-    @property
-    def group(self) -> Any:
-        """The group.
-
-        Raises:
-            ConfigurationError: there is none yet.
-        """
-        if self._group is None:
-            raise ConfigurationError(f"{type(self).__name__} has no group yet: call create_group() before.")
-        return self._group
+    rank, world_size = 0, 1
+    _group: Any = None
 
     @classmethod
     def is_available(cls) -> bool:
         """True if groups can be made."""
-        raise NotImplementedError
+        return True
 
     @classmethod
     def is_initialized(cls) -> bool:
         """True if there is a default group."""
-        raise NotImplementedError
+        return True
 
     @classmethod
     def init_group(cls, **options: Any) -> None:
         """Make the default group."""
-        raise NotImplementedError
 
     @classmethod
     def new_group(cls, **options: Any) -> Any:
         """A new group."""
-        raise NotImplementedError
+        return object()
 
     @classmethod
     def destroy_group(cls, group: Any) -> None:
         """End a group."""
-        raise NotImplementedError
+
+    @property
+    def group(self) -> Any:
+        """This object's group."""
+        return self._group
 
     def setup(self, **options: Any) -> Self:
         """All ranks. Make the default group, unless it is there."""
@@ -96,7 +82,7 @@ class Collective:
 
 
 class TorchCollective(Collective):
-    """The operations of `torch.distributed`; `op` is a name, such as `"sum"`, or one of `ReduceOp`."""
+    """The operations of `torch.distributed`, in the group; `op` may be a name, such as `"sum"`."""
 
     addr_key, port_key = "MASTER_ADDR", "MASTER_PORT"
 
@@ -106,73 +92,23 @@ class TorchCollective(Collective):
         return dist.GroupMember.WORLD if self._group is None else self._group
 
     @property
-    def rank(self) -> int:
+    def rank(self) -> int:  # type: ignore[override]
         """The place of this process in the group."""
         return dist.get_rank(self.group)
 
     @property
-    def world_size(self) -> int:
+    def world_size(self) -> int:  # type: ignore[override]
         """The number of ranks in the group."""
         return dist.get_world_size(self.group)
 
-    def broadcast(self, tensor: Tensor, src: int) -> Tensor:
-        """Give all ranks the tensor of one."""
-        dist.broadcast(tensor, src, group=self.group)
-        return tensor
-
-    def all_reduce(self, tensor: Tensor, op: Any = "sum") -> Tensor:
-        """Reduce the tensors of all ranks, on all."""
-        dist.all_reduce(tensor, _reduction(op), group=self.group)
-        return tensor
-
-    def reduce(self, tensor: Tensor, dst: int, op: Any = "sum") -> Tensor:
-        """Reduce the tensors of all ranks, on one."""
-        dist.reduce(tensor, dst, _reduction(op), group=self.group)
-        return tensor
-
-    def all_gather(self, tensor_list: list[Tensor], tensor: Tensor) -> list[Tensor]:
-        """Collect the tensors of all ranks, on all."""
-        dist.all_gather(tensor_list, tensor, group=self.group)
-        return tensor_list
-
-    def gather(self, tensor: Tensor, gather_list: list[Tensor], dst: int = 0) -> list[Tensor]:
+    def gather(self, tensor: Any, gather_list: list[Any], dst: int = 0) -> list[Any]:
         """Collect the tensors of all ranks, on one."""
         dist.gather(tensor, gather_list or None, dst, group=self.group)
         return gather_list
 
-    def scatter(self, tensor: Tensor, scatter_list: list[Tensor], src: int = 0) -> Tensor:
-        """Give each rank one of the tensors of one."""
-        dist.scatter(tensor, scatter_list or None, src, group=self.group)
-        return tensor
-
-    def reduce_scatter(self, output: Tensor, input_list: list[Tensor], op: Any = "sum") -> Tensor:
-        """Reduce the lists of all ranks; each gets one tensor."""
-        dist.reduce_scatter(output, input_list, _reduction(op), group=self.group)
-        return output
-
-    def all_to_all(self, output_tensor_list: list[Tensor], input_tensor_list: list[Tensor]) -> list[Tensor]:
-        """Give each rank one tensor of each."""
-        dist.all_to_all(output_tensor_list, input_tensor_list, group=self.group)
-        return output_tensor_list
-
-    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+    def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
         """Send to a rank."""
         dist.send(tensor, dst, group=self.group, tag=tag)
-
-    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Tensor:
-        """Receive from a rank, or from any."""
-        dist.recv(tensor, src, group=self.group, tag=tag)
-        return tensor
-
-    def all_gather_object(self, object_list: list[Any], obj: Any) -> list[Any]:
-        """Collect the objects of all ranks, which are pickled, on all."""
-        dist.all_gather_object(object_list, obj, group=self.group)
-        return object_list
-
-    def broadcast_object_list(self, object_list: list[Any], src: int, device: Any = None) -> list[Any]:
-        """Give all ranks the objects of one, which are pickled."""
-        dist.broadcast_object_list(object_list, src, group=self.group, device=device)
-        return object_list
 
     def barrier(self, device_ids: list[int] | None = None) -> None:
         """Wait for all ranks."""
@@ -219,33 +155,23 @@ class TorchCollective(Collective):
 
 
 class SingleDeviceCollective(Collective):
-    """One rank, whose operations change nothing."""
+    """One rank: operations return what they are given."""
 
-    rank, world_size = 0, 1
+    def all_gather(self, tensor_list: list[Any], tensor: Any, **_: Any) -> list[Any]:
+        """The tensor, alone."""
+        return [tensor]
 
-    def broadcast(self, tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-        """The tensor."""
-        return tensor
+    def gather(self, tensor: Any, *_: Any, **__: Any) -> list[Any]:
+        """The tensor, alone."""
+        return [tensor]
 
-    all_reduce = reduce = recv = broadcast
-
-    def scatter(self, tensor: Tensor, scatter_list: list[Tensor], *_: Any, **__: Any) -> Tensor:
-        """The one tensor."""
+    def scatter(self, tensor: Any, scatter_list: list[Any], *_: Any, **__: Any) -> Any:
+        """The one tensor of the list."""
         return scatter_list[0]
 
-    def all_gather(self, tensor_list: list[Tensor], tensor: Tensor, **_: Any) -> list[Tensor]:
-        """The tensor, alone."""
-        return [tensor]
+    reduce_scatter = scatter
 
-    def gather(self, tensor: Tensor, *_: Any, **__: Any) -> list[Tensor]:
-        """The tensor, alone."""
-        return [tensor]
-
-    def reduce_scatter(self, output: Tensor, input_list: list[Tensor], *_: Any, **__: Any) -> Tensor:
-        """The one tensor."""
-        return input_list[0]
-
-    def all_to_all(self, output_tensor_list: list[Tensor], input_tensor_list: list[Tensor]) -> list[Tensor]:
+    def all_to_all(self, output_tensor_list: list[Any], input_tensor_list: list[Any], **_: Any) -> list[Any]:
         """The tensors."""
         return input_tensor_list
 
@@ -254,25 +180,21 @@ class SingleDeviceCollective(Collective):
 
     barrier = send
 
-    @classmethod
-    def is_available(cls) -> bool:
-        """True."""
-        return True
 
-    is_initialized = is_available
+def _of_torch(name: str) -> Callable[..., Any]:
+    def operation(self: TorchCollective, filled: Any, *arguments: Any, **options: Any) -> Any:
+        if "reduce" in name:  # a name of what is reduced to
+            arguments = tuple(map(_reduction, arguments))
+            options |= {"op": _reduction(options["op"])} if "op" in options else {}
+        getattr(dist, name)(filled, *arguments, group=self.group, **options)
+        return filled
 
-    @classmethod
-    def init_group(cls, **_: Any) -> None:
-        """Do nothing."""
+    operation.__name__, operation.__doc__ = name, f"See `torch.distributed.{name}`; the first argument is returned."
+    return operation
 
-    @classmethod
-    def new_group(cls, **_: Any) -> Any:
-        """A stand-in."""
-        return object()
 
-    @classmethod
-    def destroy_group(cls, group: Any) -> None:
-        """Do nothing."""
+def _alone(self: SingleDeviceCollective, filled: Any, *_: Any, **__: Any) -> Any:
+    return filled
 
 
 def _reduction(op: Any) -> Any:
@@ -282,3 +204,9 @@ def _reduction(op: Any) -> Any:
     if found is None:
         raise ConfigurationError(f"op={op!r}: torch.distributed.ReduceOp has no such operation.")
     return found
+
+
+for _name in _IN_PLACE:
+    setattr(TorchCollective, _name, _of_torch(_name))
+    if _name not in vars(SingleDeviceCollective):
+        setattr(SingleDeviceCollective, _name, _alone)

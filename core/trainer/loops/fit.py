@@ -308,7 +308,9 @@ class FitLoop:
             if stepped and self.step_schedulers:
                 step_schedulers(run, self.step_schedulers, progress.global_step)
             if self.batch_end is not None:
-                self.batch_end(self._outputs(output), batch, batch_idx - output.num_batches)
+                is_plain = type(self.outputs) is Tensor and run.outputs_of is None
+                outputs = output.loss if is_plain else self._outputs(output)
+                self.batch_end(outputs, batch, batch_idx - output.num_batches)
             if stepped and self.log_every and progress.global_step // self.log_every > steps_before // self.log_every:
                 run.publisher.publish_step(metrics, self.outputs, run.module)
             if self.is_validation_due is not None and self.is_validation_due(batch_idx):
@@ -434,7 +436,7 @@ class FitLoop:
             return self._run.outputs_of(self.outputs, output.loss)
         if isinstance(self.outputs, dict) and "loss" in self.outputs:
             return {**self.outputs, "loss": output.loss}
-        return output.loss if type(self.outputs) is Tensor else self.outputs
+        return self.outputs
 
     def _validate_belatedly(self) -> None:
         """A run that was stopped between a step and the validation that was due after it begins with that."""

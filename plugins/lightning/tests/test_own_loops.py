@@ -45,13 +45,13 @@ def test_flops_are_those_of_forward_and_backward(installed):
     assert measure(model, lambda: model(inputs), torch.sum) == 2 * (2 * 2 * 8 * 4)
 
 
-def test_collectives_of_one_rank_and_of_a_group(installed, tmp_path):
+def test_collectives_of_one_rank_and_of_a_group(installed):
     plugins = installed("lightning.fabric.plugins.collectives")
     tensor = torch.ones(2)
     alone = plugins.SingleDeviceCollective()
     assert alone.all_reduce(tensor) is tensor is alone.scatter(torch.zeros(2), [tensor])
     group = plugins.TorchCollective()
-    group.setup(backend="gloo", init_method=(tmp_path / "store").as_uri(), rank=0, world_size=1)
+    group.setup(backend="gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         assert (group.rank, group.world_size, group.is_initialized()) == (0, 1, True)
         assert group.all_reduce(tensor, op="sum").tolist() == [1.0, 1.0]

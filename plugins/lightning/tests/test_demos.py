@@ -138,7 +138,8 @@ def test_an_example_is_given_to_forward_as_often_as_lightnings_summary_gives_it(
     close(total(module), 17.456224196590483)
 
 
-def test_half_precision_on_a_cpu_is_bfloat16_as_under_lightning(pl):
+def test_half_precision_on_a_cpu_is_bfloat16_as_under_lightning(pl, monkeypatch):
+    monkeypatch.setattr("core_lightning.differences._noted", set())  # said once in a process
     with pytest.warns(UserWarning, match="bf16-mixed on a CPU"):
         trainer = pl.Trainer(accelerator="cpu", precision="16-mixed", **QUIET)
     assert trainer.precision_plugin.name == "bf16-mixed"

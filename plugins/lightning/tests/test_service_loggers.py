@@ -50,8 +50,10 @@ print([name for name in run.summary.keys() if name.startswith(("gradients", "par
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="pip install wandb")
 def test_a_program_with_images_text_and_a_watched_model_runs_on_wandb(tmp_path):
     quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_X_SAVE_REQUIREMENTS": "false"}
+    folders = {f"WANDB_{each}_DIR": str(tmp_path / each) for each in ("CACHE", "CONFIG", "DATA")}  # else in the home
     command = [sys.executable, "-W", "ignore", "-c", WANDB]
-    done = programs.run(command, cwd=tmp_path, env={**os.environ, **quiet}, timeout=120, preload="wandb,torch")
+    environment = {**os.environ, **quiet, **folders}
+    done = programs.run(command, cwd=tmp_path, env=environment, timeout=120, preload="wandb,torch")
     assert done.returncode == 0, done.stderr
     project, media, folder, watched = done.stdout.strip().splitlines()[-4:]
     assert project == "a project a run True True ."

@@ -36,8 +36,8 @@ IN_ONE_UNIT = {"foreach", "meta"}
 # Four processes take their time; the other ways have shown these cases.
 ONLY_ON_TWO = {"clipped_by_value", "foreach", "fabric_accumulated"}
 # What else four processes prove, two have proven in the same way.
-BY_HAND_ON_FOUR = {"sgd_fp32", "frozen", "fused", "fabric", "meta"}
-BY_HAND = {"hybrid_on_2", "grad_op_on_4", "no_shard_on_4"}
+BY_HAND_ON_FOUR = {"sgd_fp32", "frozen", "fused", "fabric", "meta", "muon", "recurrent", "accumulated", "plain"}
+BY_HAND = {"hybrid_on_2", "full_on_4", "grad_op_on_4", "no_shard_on_4"}
 # The other ways share nearly all calls with "full", and tensor parallelism all but those of these cases.
 QUICK = {
     "full": {"plain", "accumulated", "clipped_by_value", "fabric_accumulated", "frozen", "meta", "recurrent"},

@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 WORDS, WIDTH, HEADS = 11, 16, 4
 
 
-def in_both_forms(cases: dict[str, tuple[Any, Any]], *in_one_file: str) -> list[Any]:
-    """Each case with both forms of a checkpoint; those of one file by hand, but for the named.
+def in_both_forms(cases: dict[str, tuple[Any, Any]], *kept: str) -> list[Any]:
+    """Each case with both forms of a checkpoint, by hand but for the named.
 
     Args:
         cases: a source and a target by name.
-        in_one_file: one from the layout and one into it. In a file tensors are whole, whatever the other layout is.
+        kept: as `"NAME"` or `"NAME in one file"`: one from each layout and one into it, whatever the other layout is.
     """
-    found = [pytest.param(*case, DistributedCheckpointIO, id=name) for name, case in cases.items()]
-    for name, case in cases.items():
-        marks = () if name in in_one_file else pytest.mark.exhaustive
-        found.append(pytest.param(*case, TorchCheckpointIO, id=f"{name} in one file", marks=marks))
+    found = []
+    for suffix, form in (("", DistributedCheckpointIO), (" in one file", TorchCheckpointIO)):
+        for name, case in cases.items():
+            marks = () if name + suffix in kept else pytest.mark.exhaustive
+            found.append(pytest.param(*case, form, id=name + suffix, marks=marks))
     return found
 
 

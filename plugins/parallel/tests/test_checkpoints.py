@@ -50,7 +50,7 @@ def _with(name: str, form: Any) -> Backend:
             "one-1F1B": ("one device", "1F1B"),
             "ddp-GPipe": ("ddp", "GPipe"),
         },
-        *("pipelines-fsdp", "fsdp-pipeline"),
+        *("pipelines-fsdp", "GPipe-ddp", "one-1F1B", "fsdp-pipeline in one file"),
     ),
 )
 def test_a_run_goes_on_in_the_middle_of_an_epoch(source: str, target: str, form: Any, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_weights_equal_one_device(mesh: dict[str, Any], options: dict[str, Any])
         pytest.param({"pipeline": 2, "tensor": 2, "schedule": "ZBVZeroBubble"}, 4, marks=pytest.mark.exhaustive),
         pytest.param({"pipeline": 2, "shard": 2}, 4, marks=pytest.mark.exhaustive),
         pytest.param({"pipeline": 2, "context": 2}, 4, marks=pytest.mark.exhaustive),
-        ({"pipeline": 2, "tensor": 2, "schedule": "Interleaved1F1B"}, 4),
+        pytest.param({"pipeline": 2, "tensor": 2, "schedule": "Interleaved1F1B"}, 4, marks=pytest.mark.exhaustive),
         pytest.param(
             {"pipeline": 2, "shard": 2, "tensor": 2, "schedule": "Interleaved1F1B"}, 8, marks=pytest.mark.exhaustive
         ),
@@ -105,7 +105,8 @@ class _CallsInBlock(Step):
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize("axis", ["context", pytest.param("shard", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("axis", ["context", "shard"])
 def test_a_block_around_the_call_holds_in_all_stages(axis: str) -> None:
     mesh = {"pipeline": 2, axis: 2, "schedule": "1F1B"}
     assert difference(mesh, 4, {**_CLIPPED, "max_steps": 3}, _CallsInBlock) < 1e-12
@@ -121,7 +122,9 @@ _RESUMED: dict[str, tuple[tuple[Any, int], tuple[Any, int]]] = {
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize(("source", "target", "form"), in_both_forms(_RESUMED, "tensor-ddp", "fsdp-shard"))
+@pytest.mark.parametrize(
+    ("source", "target", "form"), in_both_forms(_RESUMED, "shard-context", "context-tensor", "tensor-ddp in one file")
+)
 def test_a_run_goes_on_in_another_layout(
     source: tuple[Any, int], target: tuple[Any, int], form: Any, tmp_path: Path
 ) -> None:
@@ -262,7 +265,10 @@ def _overflow(rank: Rank, mesh: dict[str, Any] | None, learns: bool) -> Any:
 @pytest.mark.numbers
 @pytest.mark.parametrize(
     ("mesh", "learns"),
-    [({"pipeline": 2, "tensor": 2}, True), ({"pipeline": 2, "tensor": 2, "schedule": "1F1B"}, False)],
+    [
+        pytest.param({"pipeline": 2, "tensor": 2}, True, marks=pytest.mark.exhaustive),
+        ({"pipeline": 2, "tensor": 2, "schedule": "1F1B"}, False),
+    ],
     ids=["every stage learns", "the first stage learns nothing"],
 )
 def test_an_overflow_of_one_stage_is_one_of_all_ranks(mesh: dict[str, Any], learns: bool) -> None:

@@ -5,7 +5,7 @@ import pytest
 from core_parallel import conformance
 from support.short_suites import in_short
 
-_IN_SHORT = (conformance.TestParallel, conformance.TestShards, conformance.TestContext)
+_IN_SHORT = (conformance.TestParallel, conformance.TestShards, conformance.TestContext, conformance.TestExpert)
 _BY_HAND = (*_IN_SHORT, conformance.TestStagesInParts)
 """The other suites hold what an axis leaves alone, and the other files of this folder what it changes."""
 

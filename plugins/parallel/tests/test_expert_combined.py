@@ -148,7 +148,9 @@ _RESUMED: dict[str, tuple[tuple[Any, int], tuple[Any, int]]] = {
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize(("source", "target", "form"), in_both_forms(_RESUMED, "pipeline-ddp"))
+@pytest.mark.parametrize(
+    ("source", "target", "form"), in_both_forms(_RESUMED, "shards-context", "tensor-shards", "pipeline-ddp in one file")
+)
 def test_a_run_goes_on_in_another_layout(
     source: tuple[Any, int], target: tuple[Any, int], form: Any, tmp_path: Path
 ) -> None:

@@ -51,7 +51,7 @@ def test_left_out_tokens_and_common_parameters_are_as_on_one_device(make: Any) -
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "Olmoe"])
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", pytest.param("Olmoe", marks=pytest.mark.exhaustive)])
 def test_a_transformers_model_is_distributed_by_the_plan_of_its_config(name: str) -> None:
     pytest.importorskip("transformers")
     assert_equals_one_device(on_mesh(2, 2, expert=2), partial(mixtures.OfTransformers, name), gradient_clip_val=0.3)
@@ -95,7 +95,9 @@ _RESUMED = {
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize(("source", "target", "form"), in_both_forms(_RESUMED, "shards-ddp", "ddp-shards"))
+@pytest.mark.parametrize(
+    ("source", "target", "form"), in_both_forms(_RESUMED, "copies-expert", "context-shards", "shards-ddp in one file")
+)
 def test_a_run_goes_on_in_the_middle_of_an_epoch(source: Backend, target: Backend, form: Any, tmp_path: Path) -> None:
     both = [replace(one, strategy=partial(one.strategy, checkpoint_io=form())) for one in (source, target)]
     assert_goes_on(*both, tmp_path / "step.ckpt", MixtureStep)

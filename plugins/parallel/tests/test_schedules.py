@@ -113,7 +113,7 @@ def test_schedules_equal_one_device(names: list[str]) -> None:
 @pytest.mark.parametrize("num_windows", [5, pytest.param(20, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     ("pipeline", "data"),
-    [(2, 2), (4, 1), *(pytest.param(*sizes, marks=pytest.mark.exhaustive) for sizes in [(2, 1), (4, 2)])],
+    [(2, 2), *(pytest.param(*sizes, marks=pytest.mark.exhaustive) for sizes in [(2, 1), (4, 1), (4, 2)])],
 )
 def test_cells_equal_one_device(pipeline: int, data: int, num_windows: int) -> None:
     names = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
@@ -177,7 +177,7 @@ BACKENDS: dict[str, tuple[Any, int, int]] = {
             "fsdp-Interleaved1F1B": ("fsdp", "Interleaved1F1B"),
             "one-1F1B": ("one device", "1F1B"),
         },
-        *("ZBVZeroBubble-one", "fsdp-Interleaved1F1B"),
+        *("Interleaved1F1B-data", "ZBVZeroBubble-one", "fsdp-Interleaved1F1B in one file"),
     ),
 )
 def test_checkpoints_go_on_elsewhere_in_the_middle_of_an_epoch(

@@ -52,7 +52,7 @@ _SLOW = pytest.mark.slow
     ("sizes", "num_processes", "data_parallel_size", "options"),
     [
         pytest.param({"tensor": 2}, 2, 1, {}, marks=_SLOW),
-        pytest.param({"shard": 2}, 2, 2, {}, marks=_SLOW),
+        pytest.param({"shard": 2}, 2, 2, {}, marks=pytest.mark.exhaustive),
         ({"tensor": 2}, 2, 1, _WINDOW),
         pytest.param({"shard": 2}, 2, 2, _WINDOW, marks=_SLOW),
         pytest.param({"tensor": 2, "shard": 2}, 4, 2, _WINDOW, marks=_SLOW),
@@ -290,7 +290,10 @@ def test_each_rank_of_a_tensor_group_has_some_of_the_experts() -> None:
 @pytest.mark.numbers
 @pytest.mark.parametrize(
     ("name", "tolerance"),
-    [("Mixtral", 1e-12), ("DeepseekV2", 1e-5)],  # whose attention and router are in float32
+    [
+        ("Mixtral", 1e-12),
+        pytest.param("DeepseekV2", 1e-5, marks=pytest.mark.exhaustive),  # attention and router are in float32
+    ],
 )
 def test_mixtures_of_transformers_are_cut_by_the_plan_of_their_config(name: str, tolerance: float) -> None:
     pytest.importorskip("transformers")
@@ -314,7 +317,7 @@ _BOTH = {"shard": 2, "tensor": 2}
             "fsdp-both": (on_mesh(2, 2, FSDPStrategy), on_mesh(4, 2, **_BOTH)),
             "both-hybrid": (on_mesh(4, 2, **_BOTH), on_mesh(4, 4, shard=2)),
         },
-        *("both-fsdp", "fsdp-both"),
+        *("both-fsdp", "fsdp-both in one file", "ddp-tensor"),
     ),
 )
 def test_a_run_goes_on_under_another_strategy(source: Backend, target: Backend, form: Any, tmp_path: Path) -> None:

@@ -38,6 +38,10 @@ __all__ = [
     "TestUniversal",
 ]
 
+# The stages beside it have whole suites, and so has this one where it offloads.
+pytest.mark.exhaustive(TestStage2)
+TestStage2InShort = in_short(TestStage2)
+
 for _suite in (TestStage2Offload, TestStage3Offload):
     pytest.mark.slow(_suite)
 # What is offloaded is so in the other stages too.
@@ -67,7 +71,7 @@ class Bf16Conformance(ZeroConformance):
         return super().make(precision_plugin=MixedPrecision(torch.bfloat16), **options)
 
 
-# `TestStage1` trains in bf16 too, and the stages with more parts are tested as a whole.
+# `TestStage1` trains in bf16 too, and the stage with most parts is tested as a whole.
 @pytest.mark.exhaustive
 class TestStage0Bf16(Bf16Conformance):
     alias = "deepspeed"
@@ -81,9 +85,12 @@ class TestStage1Bf16(Bf16Conformance):
     expected_capabilities = CAPABILITIES | Capability.NO_SYNC
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 class TestStage2Bf16(Bf16Conformance):
     alias = "deepspeed_stage_2"
+
+
+TestStage2Bf16InShort = pytest.mark.slow(in_short(TestStage2Bf16))
 
 
 @pytest.mark.slow

@@ -51,9 +51,10 @@ class Mixture(nn.Module):
         self.experts = Experts(num_experts)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Shape (batch, 8) to (batch, 8)."""
-        weights, numbers = self.gate(hidden).softmax(-1).topk(2)
-        return hidden + self.experts(hidden, numbers, weights)  # type: ignore[no-any-return]
+        """Shape (batch, 8) to (batch, 8), or (batch, length, 8) to (batch, length, 8)."""
+        tokens = hidden.flatten(0, -2)
+        weights, numbers = self.gate(tokens).softmax(-1).topk(2)
+        return hidden + self.experts(tokens, numbers, weights).view_as(hidden)  # type: ignore[no-any-return]
 
 
 def mixture_of(case: Case) -> nn.Module | None:

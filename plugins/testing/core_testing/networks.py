@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,6 +95,18 @@ class Validated(Perceptron):
         """The mean squared error of the batch."""
         inputs, targets = batch
         self.log("error", functional.mse_loss(self(inputs), targets.to(inputs.dtype)))
+
+
+class Bounded(Validated):
+    """A network whose outputs for sequences are no view, of which torch's fully_shard would warn."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (batch, length, 6) to (batch, length, 2)."""
+        return torch.tanh(super().forward(x))
+
+    def pipeline(self) -> list[Callable[..., Any]]:
+        """The bound is a part."""
+        return [*super().pipeline(), torch.tanh]
 
 
 class Tied(Perceptron):
@@ -330,3 +343,20 @@ def make_loader(case: Case, data_parallel_size: int, num_copies: int = 1) -> Dat
     """Batches of one rank, of which `data_parallel_size` together make the batch of one device."""
     data = make_data(case, num_copies)
     return DataLoader(data, batch_size=GLOBAL_BATCH_SIZE // data_parallel_size, shuffle=case.shuffle)
+
+
+def make_batches_of(case: Case, data_parallel_size: int, multiples: tuple[int, ...], size_of_last: int) -> Any:
+    """A loader like `make_loader`'s, of sequences whose length changes from batch to batch.
+
+    Args:
+        case: as there.
+        data_parallel_size: as there.
+        multiples: each batch's length, in the sequence length of the case, or in two positions.
+        size_of_last: number of samples of the last batch, of all shares together.
+    """
+    length = case.length or 2
+    inputs, targets = make_data(replace(case, length=length * max(multiples))).tensors
+    num_samples = GLOBAL_BATCH_SIZE * (len(multiples) - 1) + size_of_last
+    ends = [length * multiples[number // GLOBAL_BATCH_SIZE] for number in range(num_samples)]
+    samples: Any = [(inputs[number, :end], targets[number, :end]) for number, end in enumerate(ends)]
+    return DataLoader(samples, batch_size=GLOBAL_BATCH_SIZE // data_parallel_size)

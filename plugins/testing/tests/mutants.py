@@ -5,6 +5,7 @@ import mutants_differing
 import mutants_exchange
 import mutants_life
 import mutants_parts
+import mutants_shapes
 import mutants_state
 import mutants_training
 import mutants_uneven
@@ -12,7 +13,7 @@ from table import MUTANTS
 
 PARTS = (
     *(mutants_training, mutants_exchange, mutants_state, mutants_parts),
-    *(mutants_cluster, mutants_life, mutants_differing, mutants_uneven),
+    *(mutants_cluster, mutants_life, mutants_differing, mutants_uneven, mutants_shapes),
 )
 
 __all__ = ["MUTANTS", "PARTS"]

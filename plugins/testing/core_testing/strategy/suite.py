@@ -9,6 +9,7 @@ from core_testing.strategy.data import DataTests
 from core_testing.strategy.failures import FailureTests
 from core_testing.strategy.lifecycle import LifecycleTests
 from core_testing.strategy.script import ScriptTests
+from core_testing.strategy.shapes import ShapeTests
 from core_testing.strategy.training import TrainingTests
 from core_testing.strategy.uneven import UnevenTests
 from core_testing.strategy.unity import UnityTests
@@ -18,6 +19,7 @@ from core_testing.training import reference, train
 
 class StrategyConformance(
     TrainingTests,
+    ShapeTests,
     WeightTests,
     UnityTests,
     LifecycleTests,
@@ -35,7 +37,7 @@ class StrategyConformance(
     """
 
 
-class StrategySmoke(UnityTests):
+class StrategySmoke(ShapeTests, UnityTests):
     """The short suite of an alias that only sets options of a strategy that passes `StrategyConformance` otherwise."""
 
     def test_trains(self) -> None:

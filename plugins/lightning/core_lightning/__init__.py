@@ -9,8 +9,9 @@ Nothing is put in the place of Lightning until `install` is called. A name is im
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from core.lazy_exports import lazy_exports
 from core_lightning._version import __version__
 from core_lightning.installing import install, install_trusted
 
@@ -29,17 +30,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "LightningCheckpointIO":
-        from core_lightning.checkpoint_io import LightningCheckpointIO
-
-        return LightningCheckpointIO
-    if name == "LightningCheckpointReader":
-        from core_lightning.checkpoint_reader import LightningCheckpointReader
-
-        return LightningCheckpointReader
-    if name == "PickledObjects":
-        from core_lightning.objects import PickledObjects
-
-        return PickledObjects
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy_exports(__name__)

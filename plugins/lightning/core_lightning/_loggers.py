@@ -14,8 +14,6 @@ from core.loggers import CSVLogger as CoreCSVLogger
 if TYPE_CHECKING:
     import os
 
-__all__ = ["CSVLogger", "DummyLogger", "Logger"]
-
 
 class Prefixes:
     """For loggers whose metrics' names begin with a prefix and a hyphen. Stands before core's class."""

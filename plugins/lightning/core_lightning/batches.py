@@ -10,8 +10,6 @@ from torch.utils.data import IterableDataset
 from core import ModuleError
 from core.data import size_of
 
-__all__ = ["extract_batch_size", "has_iterable_dataset", "has_len", "sized_len", "suggested_max_num_workers"]
-
 
 def suggested_max_num_workers(local_world_size: int) -> int:
     """A number of loader workers for each process of this machine: its cores, shared, and one less.

@@ -20,21 +20,9 @@ from core_lightning.cli_parser import ArgsType, LightningArgumentParser, describ
 from core_lightning.data_module import LightningDataModule
 from core_lightning.module import LightningModule
 from core_lightning.saved_config import SaveConfigCallback
-from core_lightning.schedulers import LRSchedulerTypeTuple, ReduceLROnPlateau
+from core_lightning.schedulers import ReduceLROnPlateau
 from core_lightning.seeding import seed_everything
 from core_lightning.trainer import Trainer
-
-__all__ = [
-    "ArgsType",
-    "LRSchedulerCallable",
-    "LRSchedulerTypeTuple",
-    "LightningArgumentParser",
-    "LightningCLI",
-    "OptimizerCallable",
-    "ReduceLROnPlateau",
-    "SaveConfigCallback",
-    "instantiate_class",
-]
 
 OptimizerCallable = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]  # jsonargparse looks at it
 LRSchedulerCallable = Callable[[Optimizer], LRScheduler | ReduceLROnPlateau]

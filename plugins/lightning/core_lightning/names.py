@@ -1,4 +1,4 @@
-"""Lightning's modules as a table: each name, and where core or this package has it."""
+"""Lightning's modules as tables: the names of each, and where core or this package has them."""
 
 from __future__ import annotations
 
@@ -8,358 +8,270 @@ VERSION = "2.6.6"
 """The release of Lightning whose names and forms these are."""
 
 _OWN = "core_lightning"
-
-
-def _from(module: str, *names: str, **renamed: str) -> dict[str, str]:
-    """Names of one module; `renamed` have another name there."""
-    return {name: f"{module}:{name}" for name in names} | {name: f"{module}:{old}" for name, old in renamed.items()}
-
-
 STAND_INS = f"{_OWN}.stand_ins"
 """The module of the names that can be imported, and not used."""
-_VERSION = {"__version__": f"{_OWN}.names:VERSION"}
-_CALLBACK = _from("core.callbacks", "Callback")
-_MODULE = _from(f"{_OWN}.module", "LightningModule")
-_DATA_MODULE = _from(f"{_OWN}.data_module", "LightningDataModule")
-_TRAINER = _from(f"{_OWN}.trainer", "Trainer")
-_SEED = _from(f"{_OWN}.seeding", "seed_everything")
-_LOGO = _from(f"{_OWN}.utilities", "cli_lightning_logo")
-_FABRIC = _from(f"{_OWN}.fabric", "Fabric")
-_DISABLE = _from(f"{_OWN}.ranks", "disable_possible_user_warnings")
-_MAIN = {**_TRAINER, **_MODULE, **_DATA_MODULE, **_CALLBACK, **_SEED}
 
-_CALLBACK_FILES: dict[str, dict[str, str]] = {
-    "batch_size_finder": _from(f"{_OWN}._tuning", "BatchSizeFinder"),
-    "callback": _CALLBACK,
-    "checkpoint": _from("core.callbacks", Checkpoint="ModelCheckpoint"),
-    "device_stats_monitor": _from("core_monitors", "DeviceStatsMonitor"),
-    "early_stopping": _from(f"{_OWN}._early_stopping", "EarlyStopping", "EarlyStoppingReason"),
-    "finetuning": _from("core_finetuning", "BackboneFinetuning", "BaseFinetuning"),
-    "gradient_accumulation_scheduler": _from("core.callbacks", "GradientAccumulationScheduler"),
-    "lambda_function": _from("core.callbacks", "LambdaCallback"),
-    "lr_finder": _from(f"{_OWN}._tuning", "LearningRateFinder"),
-    "lr_monitor": _from("core_monitors", "LearningRateMonitor"),
-    "model_checkpoint": _from(f"{_OWN}._callbacks", "ModelCheckpoint"),
-    "model_summary": _from("core.callbacks", "ModelSummary"),
-    "on_exception_checkpoint": _from("core.callbacks", "OnExceptionCheckpoint"),
-    "prediction_writer": _from(f"{_OWN}._callbacks", "BasePredictionWriter", "WriteInterval"),
-    "progress": {
-        **_from("core.callbacks", "ProgressBar"),
-        **_from(f"{_OWN}._callbacks", "RichProgressBar", "TQDMProgressBar"),
-    },
-    "progress.progress_bar": _from("core.callbacks", "ProgressBar"),
-    "progress.rich_progress": _from(f"{_OWN}._callbacks", "RichProgressBar", "RichProgressBarTheme"),
-    "progress.tqdm_progress": _from(f"{_OWN}._callbacks", "TQDMProgressBar"),
-    "pruning": _from("core_finetuning", "ModelPruning"),
-    "spike": _from(STAND_INS, "SpikeDetection"),
-    "rich_model_summary": _from("core.callbacks", RichModelSummary="ModelSummary"),
-    "stochastic_weight_avg": _from(f"{_OWN}._stochastic_averaging", "StochasticWeightAveraging"),
-    "throughput_monitor": _from("core_monitors", "ThroughputMonitor"),
-    "timer": _from("core.callbacks", "Timer"),
-    "weight_averaging": _from(f"{_OWN}._weight_averaging", "EMAWeightAveraging", "WeightAveraging"),
-}
-_LOGGER_FILES: dict[str, dict[str, str]] = {
-    "comet": _from(f"{_OWN}._loggers", "CometLogger"),
-    "csv_logs": _from(f"{_OWN}._loggers", "CSVLogger"),
-    "litlogger": _from(STAND_INS, "LitLogger"),
-    "logger": {**_from("core", "Logger"), **_from(f"{_OWN}._loggers", "DummyLogger")},
-    "mlflow": _from(f"{_OWN}._loggers", "MLFlowLogger"),
-    "tensorboard": _from(f"{_OWN}._loggers", "TensorBoardLogger"),
-    "wandb": _from(f"{_OWN}._loggers", "WandbLogger"),
-}
-_PROFILER_FILES: dict[str, dict[str, str]] = {
-    "advanced": _from(f"{_OWN}.profilers", "AdvancedProfiler"),
-    "profiler": _from("core.profilers", "Profiler"),
-    "pytorch": _from("core.profilers", "PyTorchProfiler"),
-    "simple": _from(f"{_OWN}.profilers", "SimpleProfiler"),
-    "base": _from(f"{_OWN}.profilers", "PassThroughProfiler"),
-    "xla": _from(STAND_INS, "XLAProfiler"),
-}
-_STRATEGY_FILES: dict[str, dict[str, str]] = {
-    "ddp": _from(f"{_OWN}.strategies", "DDPStrategy"),
-    "deepspeed": _from(f"{_OWN}.strategies", "DeepSpeedStrategy"),
-    "fsdp": _from(f"{_OWN}.strategies", "FSDPStrategy"),
-    "model_parallel": _from(f"{_OWN}.strategies", "ModelParallelStrategy"),
-    "parallel": _from("core.strategies", "ParallelStrategy"),
-    "single_device": _from(f"{_OWN}.strategies", "SingleDeviceStrategy"),
-    "single_xla": _from(f"{_OWN}.strategies", "SingleDeviceXLAStrategy"),
-    "strategy": _from("core.strategies", "Strategy"),
-    "xla": _from(f"{_OWN}.strategies", "XLAStrategy"),
-}
-_ACCELERATOR_FILES: dict[str, dict[str, str]] = {
-    "accelerator": _from(f"{_OWN}._accelerators", "Accelerator"),
-    "cpu": _from(f"{_OWN}._accelerators", "CPUAccelerator"),
-    "cuda": {
-        **_from(f"{_OWN}._accelerators", "CUDAAccelerator"), **_from("core.accelerators", "find_usable_cuda_devices"),
-    },
-    "mps": _from(f"{_OWN}._accelerators", "MPSAccelerator"),
-    "xla": _from(STAND_INS, "XLAAccelerator"),
-}  # fmt: skip
-_ENVIRONMENT_FILES = {
-    "cluster_environment": _from(f"{_OWN}._environments", "ClusterEnvironment"),
-    "kubeflow": _from(f"{_OWN}._environments", "KubeflowEnvironment"),
-    "lightning": _from(f"{_OWN}._environments", "LightningEnvironment"),
-    "lsf": _from(f"{_OWN}._environments", "LSFEnvironment"),
-    "mpi": _from(f"{_OWN}._environments", "MPIEnvironment"),
-    "slurm": _from(f"{_OWN}._environments", "SLURMEnvironment"),
-    "torchelastic": _from(f"{_OWN}._environments", "TorchElasticEnvironment"),
-    "xla": _from(STAND_INS, "XLAEnvironment"),
-}
-_XLA_IO = _from(STAND_INS, "XLACheckpointIO")
-_IO = {**_from("core", "CheckpointIO"), **_from(_OWN, TorchCheckpointIO="LightningCheckpointIO"), **_XLA_IO}
-_ASYNC = _from("core.checkpoint", "AsyncCheckpointIO")
-_PRECISION_FILES = {
-    "amp": _from(f"{_OWN}._precisions", "MixedPrecision"),
-    "bitsandbytes": _from(STAND_INS, "BitsandbytesPrecision"),
-    "deepspeed": _from(STAND_INS, "DeepSpeedPrecision"),
-    "double": _from(f"{_OWN}._precisions", "DoublePrecision"),
-    "fsdp": _from(STAND_INS, "FSDPPrecision"),
-    "half": _from(f"{_OWN}._precisions", "HalfPrecision"),
-    "precision": _from("core.precision", "Precision"),
-    "transformer_engine": _from(STAND_INS, "TransformerEnginePrecision"),
-    "xla": _from(STAND_INS, "XLAPrecision"),
-}
-_LAYER_SYNC = _from(f"{_OWN}.layer_sync", "LayerSync", "TorchSyncBatchNorm")
-
-_RANK_ZERO = _from(
-    f"{_OWN}.ranks", "rank_zero_deprecation", "rank_zero_info", "rank_zero_only", "rank_zero_warn"
-)  # fmt: skip
-_RANK_ZERO_FILE = {
-    **_RANK_ZERO,
-    **_from(
-        f"{_OWN}.ranks", "LightningDeprecationWarning", "WarningCache", "rank_prefixed_message", "rank_zero_debug",
+_HOMES = {
+    "core": "CheckpointIO Logger ReduceOp Strategy rank_zero_only MisconfigurationException=ConfigurationError",
+    "core.accelerators": "find_usable_cuda_devices",
+    "core.callbacks": (
+        "Callback Checkpoint=ModelCheckpoint GradientAccumulationScheduler LambdaCallback ModelSummary "
+        "OnExceptionCheckpoint ProgressBar RichModelSummary=ModelSummary Timer"
     ),
-}  # fmt: skip
-_ENUM = _from("enum", LightningEnum="StrEnum")
-_TYPES = _from(
-    f"{_OWN}.types", "DistributedDataParallel", "EVAL_DATALOADERS", "LRSchedulerConfig", "LRSchedulerConfigType",
-    "LRSchedulerPLType", "LRSchedulerTypeTuple", "LRSchedulerTypeUnion", "OptimizerConfig", "OptimizerLRScheduler",
-    "OptimizerLRSchedulerConfig", "STEP_OUTPUT", "TRAIN_DATALOADERS", "_EVALUATE_OUTPUT", "_METRIC", "_NUMBER",
-    "_PREDICT_OUTPUT",
-)  # fmt: skip
-_FABRIC_TYPES = _from(
-    f"{_OWN}.types", "LRScheduler", "Optimizable", "ReduceLROnPlateau", "ReduceOp", "_DEVICE", "_MAP_LOCATION_TYPE",
-    "_PATH",
-)  # fmt: skip
-_PARSING = _from(
-    f"{_OWN}.parsing", "AttributeDict", "collect_init_args", "get_init_args", "is_picklable", "lightning_getattr",
-    "lightning_hasattr", "lightning_setattr", "save_hyperparameters",
-)  # fmt: skip
-_MOVE = _from(f"{_OWN}.utilities", "move_data_to_device")
-_ERRORS = _from("core", MisconfigurationException="ConfigurationError")
-_STATES = _from(f"{_OWN}.states", "RunningStage", "TrainerFn", "TrainerState", "TrainerStatus")
-_COMBINED = _from(f"{_OWN}.combined_loader", "CombinedLoader")
-_SUMMARY = _from(f"{_OWN}.model_summary", "ModelSummary", "summarize")
-_FILES = _from(f"{_OWN}.utilities", "get_filesystem")
-_WARNINGS = {**_from(f"{_OWN}.ranks", "PossibleUserWarning"), **_DISABLE}
-_EXPERIMENT = _from(f"{_OWN}.ranks", "rank_zero_experiment")
-_LOADER_WORKERS = _from(f"{_OWN}.batches", "suggested_max_num_workers")
-_CLIPPING = _from(f"{_OWN}.utilities", "GradClipAlgorithmType")
-_SHARED = _from(f"{_OWN}.model_helpers", "find_shared_parameters", "set_shared_parameters")
-_GRADS = _from(f"{_OWN}.utilities", "grad_norm")
-_TUNER = _from(f"{_OWN}._tuning", "Tuner")
-_ISOLATE = _from(f"{_OWN}.seeding", "isolate_rng")
-_AVAILABLE = _from(
-    f"{_OWN}.imports", "_IS_INTERACTIVE", "_IS_WINDOWS", "_NUMPY_AVAILABLE", "_OMEGACONF_AVAILABLE", "_RICH_AVAILABLE",
-    "_TORCHVISION_AVAILABLE", "_TORCHMETRICS_GREATER_EQUAL_1_0_0", "_try_import_module", "package_available",
-    *(f"_TORCH_GREATER_EQUAL_2_{minor}" for minor in range(9)), "module_available",
-)  # fmt: skip
-_DEMO_FILES: dict[str, dict[str, str]] = {
-    "boring_classes": _from(
-        f"{_OWN}.demos.boring_classes", "BoringDataModule", "BoringDataModuleNoLen", "BoringModel", "DemoModel",
-        "ManualOptimBoringModel", "Net", "RandomDataset", "RandomDictDataset", "RandomIterableDataset",
-        "RandomIterableDatasetWithLen",
+    "core.checkpoint": "AsyncCheckpointIO",
+    "core.fabric": (
+        "LightningOptimizer=FabricOptimizer _FabricDataLoader=FabricDataLoader _FabricModule=FabricModule "
+        "_FabricOptimizer=FabricOptimizer"
     ),
-    "lstm": _from(f"{_OWN}.demos.lstm", "LightningLSTM", "SequenceSampler", "SimpleLSTM"),
-    "mnist_datamodule": _from(f"{_OWN}.demos.mnist_datamodule", "MNIST", "MNISTDataModule"),
-    "transformer": _from(
-        f"{_OWN}.demos.transformer", "Dictionary", "LightningTransformer", "PositionalEncoding", "Transformer",
-        "WikiText2", "tokenize",
+    "core.precision": "Precision",
+    "core.profilers": "Profiler PyTorchProfiler",
+    "core.registry": (
+        "ACCELERATOR_REGISTRY STRATEGY_REGISTRY AcceleratorRegistry=ACCELERATOR_REGISTRY "
+        "StrategyRegistry=STRATEGY_REGISTRY"
     ),
-}  # fmt: skip
-_CLI = _from(
-    f"{_OWN}.cli", "ArgsType", "LRSchedulerCallable", "LRSchedulerTypeTuple", "LightningArgumentParser",
-    "LightningCLI", "OptimizerCallable", "ReduceLROnPlateau", "SaveConfigCallback", "instantiate_class",
-)  # fmt: skip
-_LOOP_FILES: dict[str, dict[str, str]] = {
-    "evaluation_loop": _from(f"{_OWN}.loops", _EvaluationLoop="EvaluationLoop"),
-    "fetchers": _from(STAND_INS, "_DataFetcher"),
-    "fit_loop": _from(f"{_OWN}.loops", _FitLoop="FitLoop"),
-    "loop": _from(STAND_INS, "_Loop"),
-    "optimization": _from(STAND_INS, "_AutomaticOptimization", "_ManualOptimization"),
-    "prediction_loop": _from(f"{_OWN}.loops", _PredictionLoop="EvaluationLoop"),
-    "training_epoch_loop": _from(STAND_INS, "_TrainingEpochLoop"),
+    "core.strategies": "ParallelStrategy",
+    "core_finetuning": "BackboneFinetuning BaseFinetuning ModelPruning",
+    "core_monitors": "DeviceStatsMonitor LearningRateMonitor ThroughputMonitor",
+    "core_lightning": "TorchCheckpointIO=LightningCheckpointIO",
+    "enum": "LightningEnum=StrEnum",
+    "torch.nn.parallel": "DistributedDataParallel",
+    "torch.optim": "Optimizable=Optimizer",
+    "torch.optim.lr_scheduler": "LRScheduler ReduceLROnPlateau",
+    "._accelerators": "Accelerator CPUAccelerator CUDAAccelerator MPSAccelerator",
+    "._callbacks": (
+        "BasePredictionWriter ModelCheckpoint RichProgressBar RichProgressBarTheme TQDMProgressBar WriteInterval"
+    ),
+    "._early_stopping": "EarlyStopping EarlyStoppingReason",
+    "._environments": (
+        "ClusterEnvironment KubeflowEnvironment LSFEnvironment LightningEnvironment MPIEnvironment SLURMEnvironment "
+        "TorchElasticEnvironment"
+    ),
+    "._loggers": "CSVLogger CometLogger DummyLogger MLFlowLogger TensorBoardLogger WandbLogger",
+    "._fabric_loggers": "CSVLogger TensorBoardLogger",
+    "._precisions": "DoublePrecision HalfPrecision MixedPrecision",
+    "._stochastic_averaging": "StochasticWeightAveraging",
+    "._tuning": "BatchSizeFinder LearningRateFinder Tuner",
+    "._weight_averaging": "EMAWeightAveraging WeightAveraging",
+    ".batches": "extract_batch_size has_iterable_dataset has_len sized_len suggested_max_num_workers",
+    ".chosen_devices": "_AcceleratorConnector is_cuda_available num_cuda_devices",
+    ".collectives": "Collective SingleDeviceCollective TorchCollective",
+    ".combined_loader": "CombinedLoader",
+    ".data_module": "LightningDataModule",
+    ".demos.boring_classes": (
+        "BoringDataModule BoringDataModuleNoLen BoringModel DemoModel ManualOptimBoringModel Net RandomDataset "
+        "RandomDictDataset RandomIterableDataset RandomIterableDatasetWithLen"
+    ),
+    ".demos.lstm": "LightningLSTM SequenceSampler SimpleLSTM",
+    ".demos.mnist_datamodule": "MNIST MNISTDataModule",
+    ".demos.transformer": "Dictionary LightningTransformer PositionalEncoding Transformer WikiText2 tokenize",
+    ".fabric": "Fabric",
+    ".hyperparameters": "HyperparametersMixin",
+    ".imports": (
+        "_IS_INTERACTIVE _IS_WINDOWS _NUMPY_AVAILABLE _OMEGACONF_AVAILABLE _RICH_AVAILABLE _TORCHVISION_AVAILABLE "
+        "_TORCHMETRICS_GREATER_EQUAL_1_0_0 _TORCH_GREATER_EQUAL_2_0 _TORCH_GREATER_EQUAL_2_1 _TORCH_GREATER_EQUAL_2_2 "
+        "_TORCH_GREATER_EQUAL_2_3 _TORCH_GREATER_EQUAL_2_4 _TORCH_GREATER_EQUAL_2_5 _TORCH_GREATER_EQUAL_2_6 "
+        "_TORCH_GREATER_EQUAL_2_7 _TORCH_GREATER_EQUAL_2_8 _try_import_module module_available package_available"
+    ),
+    ".layer_sync": "LayerSync TorchSyncBatchNorm",
+    ".loops": "_EvaluationLoop=EvaluationLoop _FitLoop=FitLoop _PredictionLoop=EvaluationLoop",
+    ".memory": (
+        "garbage_collection_cuda is_cuda_out_of_memory is_cudnn_snafu is_oom_error is_out_of_cpu_memory "
+        "recursive_detach"
+    ),
+    ".model_helpers": (
+        "find_shared_parameters from_compiled get_torchvision_model is_overridden set_shared_parameters to_uncompiled"
+    ),
+    ".model_summary": "ModelSummary summarize",
+    ".module": "LightningModule _load_from_checkpoint",
+    ".names": "__version__=VERSION",
+    ".params": (
+        "_add_prefix _convert_json_serializable _convert_params _flatten_dict _sanitize_callable_params "
+        "_sanitize_params"
+    ),
+    ".parsing": (
+        "AttributeDict collect_init_args get_init_args is_picklable lightning_getattr lightning_hasattr "
+        "lightning_setattr save_hyperparameters"
+    ),
+    ".profilers": "AdvancedProfiler PassThroughProfiler SimpleProfiler",
+    ".ranks": (
+        "LightningDeprecationWarning PossibleUserWarning WarningCache disable_possible_user_warnings "
+        "rank_prefixed_message rank_zero_debug rank_zero_deprecation rank_zero_experiment rank_zero_info "
+        "rank_zero_warn"
+    ),
+    ".seeding": "isolate_rng reset_seed seed_everything",
+    ".servable": "ServableModule",
+    ".stand_ins": (
+        "BitsandbytesPrecision DeepSpeedPrecision FSDPPrecision LitLogger ServableModuleValidator SingleTPUStrategy "
+        "SpikeDetection TPUAccelerator TransformerEnginePrecision XLAAccelerator XLACheckpointIO XLAEnvironment "
+        "XLAPrecision XLAProfiler _AutomaticOptimization _DataFetcher _Loop _ManualOptimization _TrainingEpochLoop"
+    ),
+    ".states": "RunningStage TrainerFn TrainerState TrainerStatus",
+    ".strategies": (
+        "DDPStrategy DataParallelStrategy DeepSpeedStrategy FSDPStrategy ModelParallelStrategy SingleDeviceStrategy "
+        "SingleDeviceXLAStrategy XLAFSDPStrategy XLAStrategy"
+    ),
+    ".throughput": "Throughput ThroughputMonitor measure_flops",
+    ".trainer": "Trainer",
+    ".types": (
+        "EVAL_DATALOADERS LRSchedulerConfig LRSchedulerConfigType LRSchedulerPLType LRSchedulerTypeTuple "
+        "LRSchedulerTypeUnion OptimizerConfig OptimizerLRScheduler OptimizerLRSchedulerConfig STEP_OUTPUT "
+        "TRAIN_DATALOADERS _DEVICE _EVALUATE_OUTPUT _MAP_LOCATION_TYPE _METRIC _NUMBER _PATH _PREDICT_OUTPUT"
+    ),
+    ".cli": "LRSchedulerCallable LightningCLI OptimizerCallable instantiate_class",
+    ".cli_parser": "ArgsType LightningArgumentParser",
+    ".saved_config": "SaveConfigCallback",
+    ".schedulers": "LRSchedulerTypeTuple ReduceLROnPlateau",
+    ".utilities": (
+        "GradClipAlgorithmType _unwrap_objects cli_lightning_logo convert_tensors_to_scalars get_filesystem grad_norm "
+        "is_shared_filesystem is_wrapped move_data_to_device"
+    ),
 }
-_SERVE_FILES: dict[str, dict[str, str]] = {
-    "servable_module": _from(f"{_OWN}.servable", "ServableModule"),
-    "servable_module_validator": {
-        **_from(f"{_OWN}.servable", "ServableModule"), **_from(STAND_INS, "ServableModuleValidator"),
-    },
-}  # fmt: skip
-_THROUGHPUT = _from(f"{_OWN}.throughput", "Throughput", "ThroughputMonitor", "measure_flops")
-_FLOPS = _from(f"{_OWN}.throughput", "measure_flops")
-_SHARED_FILES = _from(f"{_OWN}.utilities", "is_shared_filesystem")
-_PARAMS = _from(
-    f"{_OWN}.params", "_add_prefix", "_convert_json_serializable", "_convert_params", "_flatten_dict",
-    "_sanitize_callable_params", "_sanitize_params",
-)  # fmt: skip
-_COLLECTIVE_FILES: dict[str, dict[str, str]] = {
-    "collective": _from(f"{_OWN}.collectives", "Collective"),
-    "single_device": _from(f"{_OWN}.collectives", "SingleDeviceCollective"),
-    "torch_collective": _from(f"{_OWN}.collectives", "TorchCollective"),
+"""Modules, those of this package from the dot on, and Lightning's names there; one after `=` is another one there."""
+
+_FIRST = {
+    "lightning.fabric.loggers": "._fabric_loggers",
+    "lightning.fabric.utilities": ".throughput",
+    "lightning.pytorch.cli": ".schedulers",
+    "lightning.pytorch.utilities.model_summary": ".model_summary",
 }
-_REGISTRIES = {"AcceleratorRegistry": "core.registry:ACCELERATOR_REGISTRY"}
+"""Modules of Lightning's, and those below, whose names are looked for in this home before the first one in order."""
+
+_BOTH = """
+accelerators: accelerator Accelerator; cpu CPUAccelerator; mps MPSAccelerator; xla XLAAccelerator
+loggers: csv_logs CSVLogger; tensorboard TensorBoardLogger
+plugins.environments: cluster_environment ClusterEnvironment; kubeflow KubeflowEnvironment; lsf LSFEnvironment
+plugins.environments: lightning LightningEnvironment; mpi MPIEnvironment; slurm SLURMEnvironment; xla XLAEnvironment
+plugins.environments: torchelastic TorchElasticEnvironment
+plugins.precision: amp MixedPrecision; bitsandbytes BitsandbytesPrecision; deepspeed DeepSpeedPrecision
+plugins.precision: double DoublePrecision; fsdp FSDPPrecision; half HalfPrecision; precision Precision
+plugins.precision: transformer_engine TransformerEnginePrecision; xla XLAPrecision
+strategies: ddp DDPStrategy; deepspeed DeepSpeedStrategy; fsdp FSDPStrategy; model_parallel ModelParallelStrategy
+strategies: parallel ParallelStrategy; strategy Strategy; xla XLAStrategy
+strategies: single_device SingleDeviceStrategy; single_xla SingleDeviceXLAStrategy
+utilities: exceptions MisconfigurationException; warnings PossibleUserWarning disable_possible_user_warnings
+utilities: imports _IS_INTERACTIVE _IS_WINDOWS _NUMPY_AVAILABLE _OMEGACONF_AVAILABLE _RICH_AVAILABLE
+utilities: imports _TORCHMETRICS_GREATER_EQUAL_1_0_0 _TORCHVISION_AVAILABLE _TORCH_GREATER_EQUAL_2_0
+utilities: imports _TORCH_GREATER_EQUAL_2_1 _TORCH_GREATER_EQUAL_2_2 _TORCH_GREATER_EQUAL_2_3 _TORCH_GREATER_EQUAL_2_4
+utilities: imports _TORCH_GREATER_EQUAL_2_5 _TORCH_GREATER_EQUAL_2_6 _TORCH_GREATER_EQUAL_2_7 _TORCH_GREATER_EQUAL_2_8
+utilities: imports _try_import_module module_available package_available
+utilities: rank_zero LightningDeprecationWarning WarningCache rank_prefixed_message rank_zero_debug rank_zero_info
+utilities: rank_zero rank_zero_deprecation rank_zero_only rank_zero_warn
+utilities: . disable_possible_user_warnings is_shared_filesystem measure_flops move_data_to_device rank_zero_deprecation
+utilities: . AttributeDict LightningEnum rank_zero_info rank_zero_only rank_zero_warn suggested_max_num_workers
+"""
+_PYTORCH = """
+: . Callback LightningDataModule LightningModule Trainer __version__ seed_everything
+: . cli_lightning_logo disable_possible_user_warnings
+accelerators: . * AcceleratorRegistry; cuda CUDAAccelerator find_usable_cuda_devices
+callbacks: batch_size_finder BatchSizeFinder; callback Callback; checkpoint Checkpoint; timer Timer
+callbacks: device_stats_monitor DeviceStatsMonitor; early_stopping EarlyStopping EarlyStoppingReason
+callbacks: finetuning BackboneFinetuning BaseFinetuning; lambda_function LambdaCallback; spike SpikeDetection
+callbacks: gradient_accumulation_scheduler GradientAccumulationScheduler; lr_finder LearningRateFinder
+callbacks: lr_monitor LearningRateMonitor; model_checkpoint ModelCheckpoint; model_summary ModelSummary
+callbacks: on_exception_checkpoint OnExceptionCheckpoint; prediction_writer BasePredictionWriter WriteInterval
+callbacks: pruning ModelPruning; rich_model_summary RichModelSummary; throughput_monitor ThroughputMonitor
+callbacks: stochastic_weight_avg StochasticWeightAveraging; weight_averaging EMAWeightAveraging WeightAveraging
+callbacks.progress: progress_bar ProgressBar; rich_progress RichProgressBar RichProgressBarTheme
+callbacks.progress: tqdm_progress TQDMProgressBar; . ProgressBar RichProgressBar TQDMProgressBar
+cli: . ArgsType Callback LRSchedulerCallable LRSchedulerTypeTuple LightningArgumentParser LightningCLI
+cli: . LightningDataModule LightningModule MisconfigurationException OptimizerCallable ReduceLROnPlateau
+cli: . SaveConfigCallback Trainer get_filesystem instantiate_class is_overridden rank_zero_warn seed_everything
+core: . LightningDataModule LightningModule LightningOptimizer; datamodule LightningDataModule; module LightningModule
+core: optimizer LightningOptimizer; mixins.hparams_mixin HyperparametersMixin
+core: saving _load_from_checkpoint get_filesystem
+demos: boring_classes BoringDataModule BoringDataModuleNoLen BoringModel DemoModel ManualOptimBoringModel Net
+demos: boring_classes RandomDataset RandomDictDataset RandomIterableDataset RandomIterableDatasetWithLen
+demos: lstm LightningLSTM SequenceSampler SimpleLSTM; mnist_datamodule MNIST MNISTDataModule
+demos: transformer Dictionary LightningTransformer PositionalEncoding Transformer WikiText2 tokenize
+loggers: . CSVLogger CometLogger DummyLogger LitLogger Logger MLFlowLogger TensorBoardLogger WandbLogger
+loggers: comet CometLogger; litlogger LitLogger; logger DummyLogger Logger rank_zero_experiment
+loggers: mlflow MLFlowLogger; wandb WandbLogger
+loops: evaluation_loop _EvaluationLoop; fetchers _DataFetcher; fit_loop _FitLoop; loop _Loop
+loops: optimization _AutomaticOptimization _ManualOptimization; prediction_loop _PredictionLoop
+loops: training_epoch_loop _TrainingEpochLoop
+plugins: layer_sync LayerSync TorchSyncBatchNorm
+plugins.io: async_plugin AsyncCheckpointIO; checkpoint_plugin CheckpointIO; torch_plugin TorchCheckpointIO
+plugins.io: . * XLACheckpointIO
+profilers: advanced AdvancedProfiler; base PassThroughProfiler; profiler Profiler; pytorch PyTorchProfiler
+profilers: simple SimpleProfiler; xla XLAProfiler
+serve: servable_module ServableModule; servable_module_validator ServableModule ServableModuleValidator
+strategies: . * StrategyRegistry
+trainer: . Trainer seed_everything; trainer Trainer; states RunningStage TrainerFn TrainerState TrainerStatus
+trainer: connectors; connectors.accelerator_connector AcceleratorRegistry StrategyRegistry _AcceleratorConnector
+tuner: tuning Tuner
+utilities: . CombinedLoader GradClipAlgorithmType find_shared_parameters grad_norm is_picklable set_shared_parameters
+utilities: combined_loader CombinedLoader; compile from_compiled to_uncompiled; grads grad_norm; seed isolate_rng
+utilities: data extract_batch_size has_iterable_dataset sized_len; enums GradClipAlgorithmType LightningEnum
+utilities: memory garbage_collection_cuda is_cuda_out_of_memory is_cudnn_snafu is_oom_error is_out_of_cpu_memory
+utilities: memory recursive_detach; model_helpers get_torchvision_model is_overridden
+utilities: model_summary.model_summary ModelSummary summarize
+utilities: parameter_tying find_shared_parameters set_shared_parameters
+utilities: parsing AttributeDict collect_init_args get_init_args is_picklable lightning_getattr lightning_hasattr
+utilities: parsing lightning_setattr save_hyperparameters
+utilities: types DistributedDataParallel EVAL_DATALOADERS LRScheduler LRSchedulerConfig LRSchedulerConfigType
+utilities: types LRSchedulerPLType LRSchedulerTypeTuple LRSchedulerTypeUnion Optimizable OptimizerConfig
+utilities: types OptimizerLRScheduler OptimizerLRSchedulerConfig ReduceLROnPlateau STEP_OUTPUT TRAIN_DATALOADERS
+utilities: types _EVALUATE_OUTPUT _METRIC _NUMBER _PREDICT_OUTPUT
+"""
+_FABRIC = """
+: . Fabric __version__ disable_possible_user_warnings is_wrapped seed_everything
+accelerators: . ACCELERATOR_REGISTRY Accelerator CPUAccelerator CUDAAccelerator MPSAccelerator TPUAccelerator
+accelerators: . XLAAccelerator find_usable_cuda_devices
+accelerators: cuda CUDAAccelerator find_usable_cuda_devices is_cuda_available num_cuda_devices
+fabric: . Fabric
+loggers: . CSVLogger Logger TensorBoardLogger; logger Logger rank_zero_experiment
+plugins: . AsyncCheckpointIO BitsandbytesPrecision CheckpointIO ClusterEnvironment DeepSpeedPrecision DoublePrecision
+plugins: . FSDPPrecision HalfPrecision KubeflowEnvironment LSFEnvironment LightningEnvironment MPIEnvironment
+plugins: . MixedPrecision Precision SLURMEnvironment TorchCheckpointIO TorchElasticEnvironment XLACheckpointIO
+plugins: . TransformerEnginePrecision XLAEnvironment XLAPrecision
+plugins.collectives: collective Collective; single_device SingleDeviceCollective; torch_collective TorchCollective
+plugins.io: . * XLACheckpointIO; checkpoint_io CheckpointIO; torch_io TorchCheckpointIO
+strategies: . * STRATEGY_REGISTRY SingleTPUStrategy; dp DataParallelStrategy; xla_fsdp XLAFSDPStrategy
+utilities: . Throughput ThroughputMonitor; throughput Throughput ThroughputMonitor measure_flops
+utilities: apply_func convert_tensors_to_scalars move_data_to_device; cloud_io get_filesystem is_shared_filesystem
+utilities: data AttributeDict has_iterable_dataset has_len sized_len suggested_max_num_workers; enums LightningEnum
+utilities: logger _add_prefix _convert_json_serializable _convert_params _flatten_dict _sanitize_callable_params
+utilities: logger _sanitize_params; seed isolate_rng reset_seed seed_everything
+utilities: types LRScheduler Optimizable ReduceLROnPlateau ReduceOp _DEVICE _MAP_LOCATION_TYPE _PATH
+wrappers: . Optimizable Precision Strategy _FabricDataLoader _FabricModule _FabricOptimizer _unwrap_objects
+wrappers: . is_overridden is_wrapped move_data_to_device
+"""
+"""Packages, and of each the modules with their names; the package itself is a dot, and `*` all names below a package.
+
+A package that isn't listed has all of them. A longer list goes on in a line that begins likewise.
+"""
 
 
-def _merged(files: dict[str, dict[str, str]]) -> dict[str, str]:
-    return {name: target for table in files.values() for name, target in table.items()}
+def _modules(root: str, tables: str) -> dict[str, dict[str, str]]:
+    listed: dict[str, list[str]] = {}
+    for line in tables.split("\n"):
+        package, _, entries = line.partition(": ")
+        for module, *names in map(str.split, filter(None, entries.split("; "))):
+            listed.setdefault(f"{root}.{package}.{module}".rstrip("."), []).extend(names)
+    for module in list(listed):
+        while (module := module.rpartition(".")[0]) != "lightning":
+            listed.setdefault(module, ["*"])
+    return {module: {name: _target(module, name) for name in _names(listed, module)} for module in listed}
 
 
-def _package(name: str, files: dict[str, dict[str, str]], **more: str) -> dict[str, dict[str, str]]:
-    """A package whose names are those of its files."""
-    return {name: {**_merged(files), **more}, **{f"{name}.{file}": table for file, table in files.items()}}
+def _names(listed: dict[str, list[str]], module: str) -> set[str]:
+    own = {name for name in listed[module] if name != "*"}
+    below = (set(names) for other, names in listed.items() if other.startswith(f"{module}."))
+    return own.union(*below) - {"*"} if "*" in listed[module] else own
 
 
-_PLUGINS = {
-    "plugins": {
-        **_IO, **_ASYNC, **_merged(_ENVIRONMENT_FILES), **_merged(_PRECISION_FILES),
-    },
-    **_package("plugins.environments", _ENVIRONMENT_FILES),
-    **_package("plugins.precision", _PRECISION_FILES),
-}  # fmt: skip
-_PYTORCH = {
-    "": {**_MAIN, **_VERSION, **_LOGO, **_DISABLE},
-    "cli": {
-        **_CLI, **_MAIN, **_ERRORS, **_FILES, **_from(f"{_OWN}.model_helpers", "is_overridden"),
-        **_from(f"{_OWN}.ranks", "rank_zero_warn"),
-    },
-    "core": {**_MODULE, **_DATA_MODULE, **_from("core.fabric", LightningOptimizer="FabricOptimizer")},
-    "core.datamodule": _DATA_MODULE,
-    "core.mixins": _from(f"{_OWN}.hyperparameters", "HyperparametersMixin"),
-    "core.mixins.hparams_mixin": _from(f"{_OWN}.hyperparameters", "HyperparametersMixin"),
-    "core.module": _MODULE,
-    "core.saving": {**_FILES, **_from(f"{_OWN}.module", "_load_from_checkpoint")},
-    "core.optimizer": _from("core.fabric", LightningOptimizer="FabricOptimizer"),
-    **_package("demos", _DEMO_FILES),
-    **_package("loops", _LOOP_FILES),
-    **_package("serve", _SERVE_FILES),
-    "trainer": {**_TRAINER, **_SEED},
-    "trainer.connectors": {},
-    "trainer.connectors.accelerator_connector": {
-        **_REGISTRIES, **_from(f"{_OWN}.chosen_devices", "_AcceleratorConnector"),
-        "StrategyRegistry": "core.registry:STRATEGY_REGISTRY",
-    },
-    "trainer.states": _STATES,
-    "trainer.trainer": _TRAINER,
-    "tuner": _TUNER,
-    "tuner.tuning": _TUNER,
-    **_package("callbacks", _CALLBACK_FILES),
-    **_package("loggers", _LOGGER_FILES),
-    "loggers.logger": {**_LOGGER_FILES["logger"], **_EXPERIMENT},
-    **_package("profilers", _PROFILER_FILES),
-    **_package(
-        "strategies",
-        _STRATEGY_FILES,
-        StrategyRegistry="core.registry:STRATEGY_REGISTRY",
-    ),
-    **_package("accelerators", _ACCELERATOR_FILES, **_REGISTRIES),
-    **_PLUGINS,
-    "plugins": {**_PLUGINS["plugins"], **_LAYER_SYNC},
-    "plugins.io": {**_IO, **_ASYNC, **_XLA_IO},
-    "plugins.io.async_plugin": _ASYNC,
-    "plugins.io.checkpoint_plugin": _from("core", "CheckpointIO"),
-    "plugins.io.torch_plugin": _from(_OWN, TorchCheckpointIO="LightningCheckpointIO"),
-    "plugins.layer_sync": _LAYER_SYNC,
-    "utilities": {
-        **_RANK_ZERO, **_ENUM, **_COMBINED, **_GRADS, **_MOVE, **_DISABLE, **_LOADER_WORKERS, **_CLIPPING, **_SHARED,
-        **_FLOPS, **_SHARED_FILES, **_from(f"{_OWN}.parsing", "AttributeDict", "is_picklable"),
-    },
-    "utilities.combined_loader": _COMBINED,
-    "utilities.compile": _from(f"{_OWN}.model_helpers", "from_compiled", "to_uncompiled"),
-    "utilities.data": _from(f"{_OWN}.batches", "extract_batch_size", "has_iterable_dataset", "sized_len"),
-    "utilities.enums": {**_ENUM, **_CLIPPING},
-    "utilities.exceptions": _ERRORS,
-    "utilities.grads": _GRADS,
-    "utilities.imports": _AVAILABLE,
-    "utilities.memory": _from(
-        f"{_OWN}.memory", "garbage_collection_cuda", "is_cuda_out_of_memory", "is_cudnn_snafu", "is_oom_error",
-        "is_out_of_cpu_memory", "recursive_detach",
-    ),
-    "utilities.model_helpers": _from(f"{_OWN}.model_helpers", "get_torchvision_model", "is_overridden"),
-    "utilities.model_summary": _SUMMARY,
-    "utilities.model_summary.model_summary": _SUMMARY,
-    "utilities.parameter_tying": _SHARED,
-    "utilities.parsing": _PARSING,
-    "utilities.rank_zero": _RANK_ZERO_FILE,
-    "utilities.seed": _ISOLATE,
-    "utilities.warnings": _WARNINGS,
-    "utilities.types": {**_TYPES, **_from(f"{_OWN}.types", "LRScheduler", "ReduceLROnPlateau", "Optimizable")},
-}  # fmt: skip
-_FABRIC_LOGGERS = _from(f"{_OWN}._fabric_loggers", "CSVLogger", "TensorBoardLogger")
-_FABRIC_MODULES = {
-    "": {**_FABRIC, **_SEED, **_VERSION, **_DISABLE, **_from(f"{_OWN}.utilities", "is_wrapped")},
-    "fabric": _FABRIC,
-    **_package(
-        "accelerators",
-        _ACCELERATOR_FILES,
-        ACCELERATOR_REGISTRY="core.registry:ACCELERATOR_REGISTRY",
-        TPUAccelerator=f"{STAND_INS}:TPUAccelerator",
-    ),
-    "accelerators.cuda": {
-        **_ACCELERATOR_FILES["cuda"], **_from(f"{_OWN}.chosen_devices", "is_cuda_available", "num_cuda_devices"),
-    },
-    "loggers": {**_from("core", "Logger"), **_FABRIC_LOGGERS},
-    "loggers.csv_logs": _from(f"{_OWN}._fabric_loggers", "CSVLogger"),
-    "loggers.logger": {**_from("core", "Logger"), **_EXPERIMENT},
-    "loggers.tensorboard": _from(f"{_OWN}._fabric_loggers", "TensorBoardLogger"),
-    **_PLUGINS,
-    **_package("plugins.collectives", _COLLECTIVE_FILES),
-    "plugins.io": _IO,
-    "plugins.io.checkpoint_io": _from("core", "CheckpointIO"),
-    "plugins.io.torch_io": _from(_OWN, TorchCheckpointIO="LightningCheckpointIO"),
-    **_package("strategies", _STRATEGY_FILES, STRATEGY_REGISTRY="core.registry:STRATEGY_REGISTRY"),
-    "strategies": {
-        **_merged(_STRATEGY_FILES), "STRATEGY_REGISTRY": "core.registry:STRATEGY_REGISTRY",
-        **_from(f"{_OWN}.strategies", "DataParallelStrategy", "XLAFSDPStrategy"),
-        **_from(STAND_INS, "SingleTPUStrategy"),
-    },
-    "strategies.dp": _from(f"{_OWN}.strategies", "DataParallelStrategy"),
-    "strategies.xla_fsdp": _from(f"{_OWN}.strategies", "XLAFSDPStrategy"),
-    "utilities": {
-        **_RANK_ZERO, **_ENUM, **_MOVE, **_DISABLE, **_LOADER_WORKERS, **_from(f"{_OWN}.parsing", "AttributeDict"),
-        **_THROUGHPUT, **_SHARED_FILES,
-    },
-    "utilities.apply_func": {**_MOVE, **_from(f"{_OWN}.utilities", "convert_tensors_to_scalars")},
-    "utilities.cloud_io": {**_FILES, **_SHARED_FILES},
-    "utilities.data": {
-        **_LOADER_WORKERS, **_from(f"{_OWN}.parsing", "AttributeDict"),
-        **_from(f"{_OWN}.batches", "has_iterable_dataset", "has_len", "sized_len"),
-    },
-    "utilities.enums": _ENUM,
-    "utilities.exceptions": _ERRORS,
-    "utilities.imports": _AVAILABLE,
-    "utilities.logger": _PARAMS,
-    "utilities.rank_zero": _RANK_ZERO_FILE,
-    "utilities.throughput": _THROUGHPUT,
-    "utilities.seed": {**_SEED, **_ISOLATE, **_from(f"{_OWN}.seeding", "reset_seed")},
-    "utilities.types": _FABRIC_TYPES,
-    "utilities.warnings": _WARNINGS,
-    "wrappers": {
-        **_from(
-            "core.fabric", _FabricDataLoader="FabricDataLoader", _FabricModule="FabricModule",
-            _FabricOptimizer="FabricOptimizer",
-        ),
-        **_from(f"{_OWN}.utilities", "_unwrap_objects", "is_wrapped"), **_MOVE,
-        **_from(f"{_OWN}.model_helpers", "is_overridden"), **_from(f"{_OWN}.types", "Optimizable"),
-        **_from("core", "Strategy"), **_from("core.precision", "Precision"),
-    },
-}  # fmt: skip
+def _target(module: str, name: str) -> str:
+    homes = [home for place, home in _FIRST.items() if f"{module}.".startswith(f"{place}.")]
+    home, original = next((home, _IN[home][name]) for home in (*homes, *_IN) if name in _IN[home])
+    return f"{_OWN if home.startswith('.') else ''}{home}:{original}"
 
-MODULES = MappingProxyType(
-    {
-        "lightning": {**_MAIN, **_FABRIC, **_VERSION},
-        **{f"lightning.pytorch.{name}".rstrip("."): table for name, table in _PYTORCH.items()},
-        **{f"lightning.fabric.{name}".rstrip("."): table for name, table in _FABRIC_MODULES.items()},
-    }
-)
+
+_IN = {
+    home: {name: original or name for name, _, original in (word.partition("=") for word in words.split())}
+    for home, words in _HOMES.items()
+}
+_MODULES = _modules("lightning.pytorch", _BOTH + _PYTORCH) | _modules("lightning.fabric", _BOTH + _FABRIC)
+_ROOT = "Callback Fabric LightningDataModule LightningModule Trainer __version__ seed_everything"
+
+MODULES = MappingProxyType({"lightning": {name: _target("lightning", name) for name in _ROOT.split()}, **_MODULES})
 """For each module of Lightning's its names, each with `"module:attribute"` of what it is here."""

@@ -13,20 +13,6 @@ from core import rank_zero_warn as warn_at
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "LightningDeprecationWarning",
-    "PossibleUserWarning",
-    "WarningCache",
-    "disable_possible_user_warnings",
-    "rank_prefixed_message",
-    "rank_zero_debug",
-    "rank_zero_deprecation",
-    "rank_zero_experiment",
-    "rank_zero_info",
-    "rank_zero_only",
-    "rank_zero_warn",
-]
-
 
 class PossibleUserWarning(UserWarning):
     """A category that programs filter warnings by; no warning of core has it."""

@@ -8,30 +8,8 @@ from os import PathLike
 from typing import Any, TypedDict
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-
-from core import ReduceOp
-
-__all__ = [
-    "EVAL_DATALOADERS",
-    "STEP_OUTPUT",
-    "TRAIN_DATALOADERS",
-    "DistributedDataParallel",
-    "LRScheduler",
-    "LRSchedulerConfig",
-    "LRSchedulerConfigType",
-    "LRSchedulerPLType",
-    "LRSchedulerTypeTuple",
-    "LRSchedulerTypeUnion",
-    "Optimizable",
-    "OptimizerConfig",
-    "OptimizerLRScheduler",
-    "OptimizerLRSchedulerConfig",
-    "ReduceLROnPlateau",
-    "ReduceOp",
-]
 
 _NUMBER = int | float
 _METRIC = torch.Tensor | _NUMBER
@@ -44,7 +22,6 @@ _PREDICT_OUTPUT = list[Any] | list[list[Any]]
 TRAIN_DATALOADERS = EVAL_DATALOADERS = Any
 LRSchedulerTypeUnion = LRSchedulerPLType = LRScheduler | ReduceLROnPlateau
 LRSchedulerTypeTuple = (LRScheduler, ReduceLROnPlateau)
-Optimizable = Optimizer
 OptimizerLRScheduler = Any
 
 

@@ -11,49 +11,14 @@ if TYPE_CHECKING:
     import os
 
 
-class CSVLogger(loggers.CSVLogger):
-    """Rows of `metrics.csv` in `lightning_logs/version_n`; see `core.loggers.CSVLogger`.
-
-    Args:
-        root_dir: holds the experiments.
-        name: of the experiment, a folder in `root_dir`; None or empty for none.
-        version: of this run.
-        prefix: stands before the name of each metric, with a hyphen.
-        flush_logs_every_n_steps: rows that are kept before they are written.
-    """
-
-    def __init__(
-        self,
-        root_dir: str | os.PathLike[str] = ".",
-        name: str | None = "lightning_logs",
-        version: int | str | None = None,
-        prefix: str = "",
-        flush_logs_every_n_steps: int = 100,
-    ) -> None:
-        super().__init__(root_dir, name, version, prefix, flush_logs_every_n_steps)
-
-
 @cache
-def _tensorboard() -> type:
-    base: Any = loggers.TensorBoardLogger
-
-    class TensorBoardLogger(base):  # type: ignore[misc]
-        """Event files in `lightning_logs/version_n`; see `TensorBoardLogger` of the Trainer's loggers.
-
-        Args:
-            root_dir: holds the experiments.
-            options: all others.
-        """
-
-        def __init__(
-            self, root_dir: str | os.PathLike[str] = ".", name: str | None = "lightning_logs", **options: Any
-        ) -> None:
-            super().__init__(root_dir, name, **options)
-
-    return TensorBoardLogger
-
-
 def __getattr__(name: str) -> type:
-    if name == "TensorBoardLogger":
-        return _tensorboard()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """The Trainer's logger of that name, whose files lie in `root_dir`; other arguments are the same."""
+    if name not in ("CSVLogger", "TensorBoardLogger"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    base: Any = getattr(loggers, name)
+
+    def __init__(self: Any, root_dir: str | os.PathLike[str] = ".", *others: Any, **options: Any) -> None:
+        base.__init__(self, root_dir, *others, **options)
+
+    return type(name, (base,), {"__init__": __init__, "__doc__": base.__doc__, "__module__": __name__})

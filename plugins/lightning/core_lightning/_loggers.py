@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     import os
 
 
-class Prefixes:
+_CORES: Any = object
+"""Core's class of a logger, for those that stand before it."""
+
+
+class Prefixes(_CORES):  # type: ignore[misc]
     """For loggers whose metrics' names begin with a prefix and a hyphen. Stands before core's class."""
 
     LOGGER_JOIN_CHAR = "-"
@@ -29,7 +33,7 @@ class Prefixes:
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics."""
-        super().log_metrics(self.prefixed(metrics), step)  # type: ignore[misc]  # of the other base
+        super().log_metrics(self.prefixed(metrics), step)
 
     def log_graph(self, model: Any, input_array: Any = None) -> None:
         """Do nothing: Lightning's loggers draw a graph only if they are asked to when they are made."""
@@ -92,7 +96,7 @@ def _log_and_save(logger: Logger, metrics: Mapping[str, float], step: int) -> No
 
 def default_logger(save_dir: str | os.PathLike[str]) -> Logger:
     """TensorBoard's where it and core-tensorboard are installed, else rows of a CSV file."""
-    kind: Any = _made("TensorBoardLogger")
+    kind: Any = __getattr__("TensorBoardLogger")
     if find_spec("tensorboard") is None or issubclass(kind, DummyLogger):
         kind = CSVLogger
     return kind(save_dir)  # type: ignore[no-any-return]
@@ -126,83 +130,16 @@ def _of_service(name: str) -> type:
     return Missing
 
 
-def _tensorboard() -> type:
-    base: Any = _of_service("TensorBoardLogger")
-    if issubclass(base, DummyLogger):
-        return base  # type: ignore[no-any-return]
-
-    class TensorBoardLogger(Prefixes, base):  # type: ignore[misc]
-        """Event files in `lightning_logs/version_n`; see core-tensorboard.
-
-        Args:
-            save_dir: holds the experiments.
-            name: of the experiment, a folder in `save_dir`; None or empty for none.
-            version: of this run.
-            log_graph: must be False: the graph can be added by `logger.experiment.add_graph`.
-            default_hp_metric: record `hp_metric` with hyperparameters that come without metrics.
-            prefix: stands before the name of each metric, with a hyphen.
-            sub_dir: of the run's folder; must be None.
-            options: go to `torch.utils.tensorboard.SummaryWriter`.
-
-        Raises:
-            ConfigurationError: an argument asks for something that isn't there.
-            MissingPackageError: the package tensorboard is not installed.
-        """
-
-        def __init__(
-            self,
-            save_dir: str | os.PathLike[str] = ".",
-            name: str | None = "lightning_logs",
-            version: int | str | None = None,
-            log_graph: bool = False,
-            default_hp_metric: bool = True,
-            prefix: str = "",
-            sub_dir: str | os.PathLike[str] | None = None,
-            **options: Any,
-        ) -> None:
-            if log_graph or sub_dir is not None:
-                raise ConfigurationError(
-                    "TensorBoardLogger can't take log_graph=True or sub_dir=. Add the graph yourself, by "
-                    "logger.experiment.add_graph(module, example), and name a save_dir or version instead of a sub_dir."
-                )
-            if find_spec("tensorboard") is None:
-                raise MissingPackageError("TensorBoardLogger needs tensorboard: `pip install tensorboard`.")
-            super().__init__(save_dir, name or "", version, **options)
-            self._prefix, self._default_hp_metric = prefix, default_hp_metric
-
-        def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
-            """Record options, and the metrics that tell runs with others apart.
-
-            Args:
-                params: the options.
-                metrics: by name; a number is that of `hp_metric`, and None is -1 unless `default_hp_metric` is False.
-                step: of the metrics.
-            """
-            super().log_hyperparams(params)
-            if metrics is None and self._default_hp_metric:
-                metrics = -1
-            if metrics is not None:
-                named = metrics if isinstance(metrics, Mapping) else {"hp_metric": metrics}
-                self.log_metrics(named, step or 0)
-
-    return TensorBoardLogger
-
-
-_SERVICES = {"CometLogger": "comet_logger", "MLFlowLogger": "mlflow_logger", "WandbLogger": "wandb_logger"}
+_SERVICES = ("CometLogger", "MLFlowLogger", "TensorBoardLogger", "WandbLogger")
 
 
 @cache
-def _made(name: str) -> type:
-    if name == "TensorBoardLogger":
-        return _tensorboard()
+def __getattr__(name: str) -> type:
+    """The class of a service: core's, with Lightning's arguments and methods before it."""
+    if name not in _SERVICES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     base = _of_service(name)
     if issubclass(base, DummyLogger):
         return base
-    make = getattr(import_module("core_lightning.service_loggers"), _SERVICES[name])
-    return make(base)  # type: ignore[no-any-return]
-
-
-def __getattr__(name: str) -> type:
-    if name == "TensorBoardLogger" or name in _SERVICES:
-        return _made(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    form = getattr(import_module("core_lightning.service_loggers"), name)
+    return type(name, (form, base), {"__doc__": form.__doc__, "__module__": __name__})

@@ -16,11 +16,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau as TorchReduceLROnPlateau
 
 from core import ConfigurationError, rank_zero_warn
 from core_lightning import config_values
-from core_lightning.cli_parser import ArgsType, LightningArgumentParser, described
+from core_lightning.cli_parser import AUTOMATIC, ArgsType, LightningArgumentParser, ReduceLROnPlateau, described
 from core_lightning.data_module import LightningDataModule
 from core_lightning.module import LightningModule
 from core_lightning.saved_config import SaveConfigCallback
-from core_lightning.schedulers import ReduceLROnPlateau
 from core_lightning.seeding import seed_everything
 from core_lightning.trainer import Trainer
 
@@ -155,23 +154,19 @@ class LightningCLI:
     def link_optimizers_and_lr_schedulers(parser: LightningArgumentParser) -> None:
         """Link those optimizers and schedulers that were added with a `link_to`."""
         for key, (kind, link_to) in {**parser.optimizers, **parser.lr_schedulers}.items():
-            if link_to == "AUTOMATIC":
-                continue
-            if isinstance(kind, tuple):
-                parser.link_arguments(key, link_to)
-            else:
-                parser.link_arguments(key, link_to, compute_fn=partial(described, kind))
+            if link_to != AUTOMATIC:
+                options = {} if isinstance(kind, tuple) else {"compute_fn": partial(described, kind)}
+                parser.link_arguments(key, link_to, **options)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse words, or a dict of values, into `config`."""
         if args is not None and len(sys.argv) > 1:
             rank_zero_warn(f"LightningCLI(args={args!r:.80}): the words after the program's name aren't looked at.")
-        is_words = args is None or isinstance(args, list | tuple)
-        if is_words:
-            words: Any = sys.argv[1:] if args is None else args
+        words: Any = sys.argv[1:] if args is None else args
+        if isinstance(words, list | tuple):
             self.config: Any = parser.parse_args(config_values.words_with_homes(words))
         else:
-            self.config = parser.parse_object(args)
+            self.config = parser.parse_object(words)
 
     def _add_subcommands(self) -> None:
         added = self.parser.add_subcommands()
@@ -228,8 +223,7 @@ class LightningCLI:
         always = self.trainer_defaults.get("callbacks", [])
         callbacks += always if isinstance(always, list) else [always]
         if self.save_config_callback and not options.get("fast_dev_run"):
-            config = self.config if self.subcommand is None else self.config[self.subcommand]
-            callbacks.append(self.save_config_callback(parser, config, **self.save_config_kwargs))
+            callbacks.append(self.save_config_callback(parser, self._own(self.config), **self.save_config_kwargs))
         return self.trainer_class(**{**options, "callbacks": callbacks})
 
     @staticmethod
@@ -247,7 +241,7 @@ class LightningCLI:
     def _give_optimizers(self) -> None:
         parser = self._own_parser()
         optimizers, schedulers = (
-            {key: kind for key, (kind, link_to) in added.items() if link_to == "AUTOMATIC"}
+            {key: kind for key, (kind, link_to) in added.items() if link_to == AUTOMATIC}
             for added in (parser.optimizers, parser.lr_schedulers)
         )
         if not self.auto_configure_optimizers or not optimizers:
@@ -257,7 +251,7 @@ class LightningCLI:
                 f"{type(self).__name__} has several optimizers or schedulers, {[*optimizers, *schedulers]}, and at "
                 "most one of each is given to the module. Link the others: add_optimizer_args(link_to='model...')."
             )
-        optimizer, scheduler = (self._described(kinds) for kinds in (optimizers, schedulers))
+        optimizer, scheduler = map(self._described, (optimizers, schedulers))
         if optimizer is None:
             return
         made = instantiate_class(self.model.parameters(), optimizer)
@@ -277,21 +271,21 @@ class LightningCLI:
     # what is run ----------------------------------------------------------------------------------------------------
 
     def _run(self, subcommand: str) -> None:
-        getattr(self, f"before_{subcommand}", _nothing)()
+        getattr(self, f"before_{subcommand}", lambda: None)()
         config = self.config_init[subcommand]
         options = {name: config[name] for name in self._method_arguments[subcommand] if name in config}
         options["model"] = self.model
         if self.datamodule is not None:
             options["datamodule"] = self.datamodule
         getattr(self, subcommand, getattr(self.trainer, subcommand))(**options)
-        getattr(self, f"after_{subcommand}", _nothing)()
+        getattr(self, f"after_{subcommand}", lambda: None)()
 
     def _seed(self) -> None:
         wanted = self._get(self.config, "seed_everything")
         if wanted is False:
             return
         seed = seed_everything(None if wanted is True else wanted, workers=True)
-        (self.config if self.subcommand is None else self.config[self.subcommand])["seed_everything"] = seed
+        self._own(self.config)["seed_everything"] = seed
 
     def _take_hparams_of_checkpoint(self) -> None:
         """Set the module's arguments to a checkpoint's hyperparameters, as far as it is a file with plain ones."""
@@ -306,8 +300,12 @@ class LightningCLI:
             hparams = {"class_path": class_path, "dict_kwargs": hparams}
         self.config = self.parser.parse_object({self.subcommand: {"model": hparams}}, self.config)
 
-    def _get(self, config: Any, key: str, default: Any = None) -> Any:
-        return (config if self.subcommand is None else config[self.subcommand]).get(key, default)
+    def _get(self, config: Any, key: str) -> Any:
+        return self._own(config).get(key)
+
+    def _own(self, config: Any) -> Any:
+        """The part for the subcommand."""
+        return config if self.subcommand is None else config[self.subcommand]
 
 
 def instantiate_class(args: Any, init: dict[str, Any]) -> Any:
@@ -320,12 +318,8 @@ def instantiate_class(args: Any, init: dict[str, Any]) -> Any:
     home, _, name = init["class_path"].rpartition(".")
     given = args if isinstance(args, tuple) else (args,)
     kind = getattr(__import__(home, fromlist=[name]), name)
-    return kind(*given, **_as_dict(init.get("init_args") or {}))
+    return kind(*given, **_as_dict(init.get("init_args")))
 
 
 def _as_dict(values: Any) -> dict[str, Any]:
     return dict(values.as_dict() if hasattr(values, "as_dict") else values or {})
-
-
-def _nothing() -> None:
-    """Stand for a method that isn't there."""

@@ -6,11 +6,11 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
+from torch.optim import lr_scheduler as torch_schedulers
 
 from core import Callback, ConfigurationError
 from core import Trainer as CoreTrainer
 from core_lightning import config_values
-from core_lightning.schedulers import LRSchedulerTypeTuple
 from core_lightning.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -22,7 +22,26 @@ else:
         ArgumentParser, Namespace = object, dict
 
 ArgsType = list[str] | dict[str, Any] | Namespace | None
-_AUTOMATIC = "AUTOMATIC"
+AUTOMATIC = "AUTOMATIC"
+"""The link of an optimizer or scheduler that becomes the module's own."""
+
+
+class ReduceLROnPlateau(torch_schedulers.ReduceLROnPlateau):
+    """torch's scheduler, with the metric that it watches.
+
+    Args:
+        optimizer: whose learning rate it lowers.
+        monitor: name of the metric.
+        args: of torch's scheduler.
+        kwargs: likewise.
+    """
+
+    def __init__(self, optimizer: Optimizer, monitor: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(optimizer, *args, **kwargs)
+        self.monitor = monitor
+
+
+LRSchedulerTypeTuple = (torch_schedulers.LRScheduler, ReduceLROnPlateau)
 
 
 class LightningArgumentParser(ArgumentParser):  # type: ignore[misc]  # jsonargparse has no types
@@ -87,7 +106,7 @@ class LightningArgumentParser(ArgumentParser):  # type: ignore[misc]  # jsonargp
         return self.add_class_arguments(kind, nested_key, fail_untyped=False, sub_configs=True)  # type: ignore[no-any-return]
 
     def add_optimizer_args(
-        self, optimizer_class: Any = (Optimizer,), nested_key: str = "optimizer", link_to: str = _AUTOMATIC
+        self, optimizer_class: Any = (Optimizer,), nested_key: str = "optimizer", link_to: str = AUTOMATIC
     ) -> None:
         """Add the arguments of an optimizer.
 
@@ -103,7 +122,7 @@ class LightningArgumentParser(ArgumentParser):  # type: ignore[misc]  # jsonargp
         self,
         lr_scheduler_class: Any = LRSchedulerTypeTuple,
         nested_key: str = "lr_scheduler",
-        link_to: str = _AUTOMATIC,
+        link_to: str = AUTOMATIC,
     ) -> None:
         """Add the arguments of a scheduler; see `add_optimizer_args`."""
         self._add_class(lr_scheduler_class, nested_key, skip="optimizer")

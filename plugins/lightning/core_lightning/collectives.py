@@ -24,33 +24,15 @@ class Collective:
     """A group of ranks and what they exchange; see `torch.distributed`.
 
     `setup` makes the default group where there is none, `create_group` one for this object, and `teardown` ends it.
+    Subclasses have `is_available`, `is_initialized`, `init_group`, `new_group` and `destroy_group`, of groups.
     """
 
-    rank, world_size = 0, 1
+    is_available: Any
+    is_initialized: Any
+    init_group: Any
+    new_group: Any
+    destroy_group: Any
     _group: Any = None
-
-    @classmethod
-    def is_available(cls) -> bool:
-        """True if groups can be made."""
-        return True
-
-    @classmethod
-    def is_initialized(cls) -> bool:
-        """True if there is a default group."""
-        return True
-
-    @classmethod
-    def init_group(cls, **options: Any) -> None:
-        """Make the default group."""
-
-    @classmethod
-    def new_group(cls, **options: Any) -> Any:
-        """A new group."""
-        return object()
-
-    @classmethod
-    def destroy_group(cls, group: Any) -> None:
-        """End a group."""
 
     @property
     def group(self) -> Any:
@@ -85,34 +67,21 @@ class TorchCollective(Collective):
     """The operations of `torch.distributed`, in the group; `op` may be a name, such as `"sum"`."""
 
     addr_key, port_key = "MASTER_ADDR", "MASTER_PORT"
+    is_available, is_initialized = staticmethod(dist.is_available), staticmethod(dist.is_initialized)
+    init_group, new_group = staticmethod(dist.init_process_group), staticmethod(dist.new_group)
+    rank = property(lambda self: dist.get_rank(self.group), doc="The place of this process in the group.")
+    world_size = property(lambda self: dist.get_world_size(self.group), doc="The number of ranks in the group.")
 
     @property
     def group(self) -> Any:
         """This object's group, else the default one."""
         return dist.GroupMember.WORLD if self._group is None else self._group
 
-    @property
-    def rank(self) -> int:  # type: ignore[override]
-        """The place of this process in the group."""
-        return dist.get_rank(self.group)
-
-    @property
-    def world_size(self) -> int:  # type: ignore[override]
-        """The number of ranks in the group."""
-        return dist.get_world_size(self.group)
-
-    def gather(self, tensor: Any, gather_list: list[Any], dst: int = 0) -> list[Any]:
-        """Collect the tensors of all ranks, on one."""
-        dist.gather(tensor, gather_list or None, dst, group=self.group)
-        return gather_list
-
-    def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
-        """Send to a rank."""
-        dist.send(tensor, dst, group=self.group, tag=tag)
-
-    def barrier(self, device_ids: list[int] | None = None) -> None:
-        """Wait for all ranks."""
-        dist.barrier(group=self.group, device_ids=device_ids)
+    @staticmethod
+    def destroy_group(group: Any) -> None:
+        """End a group."""
+        if group not in (None, dist.GroupMember.NON_GROUP_MEMBER):
+            dist.destroy_process_group(group)
 
     def setup(self, main_address: str | None = None, main_port: str | None = None, **options: Any) -> Self:
         """All ranks. Make the default group, unless it is there.
@@ -127,35 +96,27 @@ class TorchCollective(Collective):
                 os.environ.setdefault(key, str(value))
         return super().setup(**options)
 
-    @classmethod
-    def is_available(cls) -> bool:
-        """True if torch was built with `torch.distributed`."""
-        return dist.is_available()
+    def gather(self, tensor: Any, gather_list: list[Any], dst: int = 0) -> list[Any]:
+        """Collect the tensors of all ranks, on one."""
+        dist.gather(tensor, gather_list or None, dst, group=self.group)
+        return gather_list
 
-    @classmethod
-    def is_initialized(cls) -> bool:
-        """True if there is a default group."""
-        return dist.is_available() and dist.is_initialized()
+    def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
+        """Send to a rank."""
+        dist.send(tensor, dst, group=self.group, tag=tag)
 
-    @classmethod
-    def init_group(cls, **options: Any) -> None:
-        """Make the default group; options of `torch.distributed.init_process_group`."""
-        dist.init_process_group(**options)
-
-    @classmethod
-    def new_group(cls, **options: Any) -> Any:
-        """A new group; options of `torch.distributed.new_group`."""
-        return dist.new_group(**options)
-
-    @classmethod
-    def destroy_group(cls, group: Any) -> None:
-        """End a group."""
-        if group not in (None, dist.GroupMember.NON_GROUP_MEMBER):
-            dist.destroy_process_group(group)
+    def barrier(self, device_ids: list[int] | None = None) -> None:
+        """Wait for all ranks."""
+        dist.barrier(group=self.group, device_ids=device_ids)
 
 
 class SingleDeviceCollective(Collective):
     """One rank: operations return what they are given."""
+
+    rank, world_size = 0, 1
+    is_available = is_initialized = staticmethod(lambda: True)
+    init_group = destroy_group = staticmethod(lambda *_, **__: None)
+    new_group = staticmethod(lambda **_: object())
 
     def all_gather(self, tensor_list: list[Any], tensor: Any, **_: Any) -> list[Any]:
         """The tensor, alone."""

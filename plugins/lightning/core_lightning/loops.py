@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -21,99 +22,60 @@ class Counters:
     current: SimpleNamespace
 
 
+def _limit(name: str, doc: str, *, none: int | None = 0) -> Any:
+    """A limit that can be set; `none` is the option of the Trainer that None and -1 mean."""
+
+    def get(self: Loop) -> int:
+        value: int | None = getattr(self.trainer.options, name)
+        return -1 if value is None else value
+
+    def put(self: Loop, value: int | None) -> None:
+        options: dict[str, Any] = {name: none if value in (None, -1) else value}
+        self.trainer.options = dataclasses.replace(self.trainer.options, **options)
+
+    return property(get, put, doc=doc)
+
+
 @dataclass(frozen=True)
 class Loop:
     """One of a Trainer's loops. What is read of it is the run's; only limits can be set."""
 
     trainer: Trainer
 
-    @property
-    def _trains(self) -> bool:
-        return self.trainer.is_running and self.trainer.stage == "fit"
-
-    @property
-    def _has_ended_epoch(self) -> bool:
-        """True while the hooks at an epoch's end are running."""
-        progress = self.trainer.progress
-        return progress.epoch_is_ending or progress.epoch_is_over
-
-    @property
-    def max_steps(self) -> int:
-        """The limit in optimizer steps; -1 for none."""
-        return self.trainer.max_steps
-
-    @max_steps.setter
-    def max_steps(self, steps: int) -> None:
-        _set(self.trainer, max_steps=steps)
-
-    @property
-    def min_steps(self) -> int:
-        """Optimizer steps for which a stop waits."""
-        return self.trainer.options.min_steps
-
-    @min_steps.setter
-    def min_steps(self, steps: int | None) -> None:
-        _set(self.trainer, min_steps=steps or 0)
+    max_steps = _limit("max_steps", "The limit in optimizer steps; -1 for none.", none=-1)
+    min_steps = _limit("min_steps", "Optimizer steps for which a stop waits.")
 
 
 class FitLoop(Loop):
-    """Epochs of training."""
+    """Epochs of training. A limit in epochs that is set counts from the next `fit` on, which goes on."""
 
-    @property
-    def max_epochs(self) -> int:
-        """The limit in epochs; -1 for none. One that is set counts from the next `fit` on, which goes on."""
-        return -1 if self.trainer.options.max_epochs is None else self.trainer.options.max_epochs
-
-    @max_epochs.setter
-    def max_epochs(self, epochs: int | None) -> None:
-        _set(self.trainer, max_epochs=None if epochs in (None, -1) else epochs)
-
-    @property
-    def min_epochs(self) -> int:
-        """Epochs for which a stop waits."""
-        return self.trainer.options.min_epochs
-
-    @min_epochs.setter
-    def min_epochs(self, epochs: int | None) -> None:
-        _set(self.trainer, min_epochs=epochs or 0)
+    max_epochs = _limit("max_epochs", "The limit in epochs; -1 for none.", none=None)
+    min_epochs = _limit("min_epochs", "Epochs for which a stop waits.")
+    epoch_loop = property(lambda self: EpochLoop(self.trainer), doc="The batches of an epoch.")
+    max_batches = property(attrgetter("trainer.num_training_batches"), doc="Batches of an epoch.")
 
     @property
     def epoch_progress(self) -> Counters:
         """Epochs that are `ready`, `started`, `processed` and `completed`."""
-        done = self.trainer.progress.epoch
-        begun = done + (self._trains and (self.max_epochs < 0 or done < self.max_epochs))
-        counts = SimpleNamespace(ready=begun, started=begun, processed=done + self._has_ended_epoch, completed=done)
+        trainer, progress = self.trainer, self.trainer.progress
+        trains, done = trainer.is_running and trainer.stage == "fit", progress.epoch
+        begun = done + (trains and (self.max_epochs < 0 or done < self.max_epochs))
+        processed = done + (progress.epoch_is_ending or progress.epoch_is_over)  # the hooks at its end are running
+        counts = SimpleNamespace(ready=begun, started=begun, processed=processed, completed=done)
         return Counters(counts, counts)
-
-    @property
-    def epoch_loop(self) -> EpochLoop:
-        """The batches of an epoch."""
-        return EpochLoop(self.trainer)
-
-    @property
-    def max_batches(self) -> int | float:
-        """Batches of an epoch."""
-        return self.trainer.num_training_batches
 
 
 class EpochLoop(Loop):
     """Batches of a training epoch."""
+
+    global_step = property(attrgetter("trainer.global_step"), doc="Optimizer steps that updated parameters.")
+    val_loop = property(lambda self: EvaluationLoop(self.trainer, "val"), doc="Validation within `fit`.")
 
     @property
     def batch_progress(self) -> Counters:
         """Batches that are `processed`."""
         progress = self.trainer.progress
         return Counters(SimpleNamespace(processed=progress.total_batches), SimpleNamespace(processed=progress.batch))
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps that updated parameters."""
-        return self.trainer.global_step
-
-    @property
-    def val_loop(self) -> EvaluationLoop:
-        """Validation within `fit`."""
-        return EvaluationLoop(self.trainer, "val")
 
 
 @dataclass(frozen=True)
@@ -122,20 +84,15 @@ class EvaluationLoop(Loop):
 
     stage: str
 
-    @property
-    def max_batches(self) -> list[int | float]:
-        """Batches of each loader."""
-        return getattr(self.trainer, f"num_{self.stage}_batches")  # type: ignore[no-any-return]
+    max_batches = property(
+        lambda self: getattr(self.trainer, f"num_{self.stage}_batches"), doc="Batches of each loader."
+    )
+    num_dataloaders = property(lambda self: len(self.max_batches), doc="Number of loaders.")
 
     @property
     def _data_source(self) -> SimpleNamespace:
         """The answer to `is_defined()`: whether there are loaders, or a hook that makes some. gluonts asks for it."""
         return SimpleNamespace(is_defined=lambda: _has_loaders(self.trainer, self.stage))
-
-    @property
-    def num_dataloaders(self) -> int:
-        """Number of loaders."""
-        return len(self.max_batches)
 
 
 def _has_loaders(trainer: Any, stage: str) -> bool:
@@ -143,7 +100,3 @@ def _has_loaders(trainer: Any, stage: str) -> bool:
     hook = f"{stage}_dataloader"
     owner = trainer.module if trainer.datamodule is None else trainer.datamodule
     return trainer.passed.get(stage) is not None or is_overridden(hook, owner)
-
-
-def _set(trainer: Trainer, **options: Any) -> None:
-    trainer.options = dataclasses.replace(trainer.options, **options)

@@ -64,12 +64,10 @@ class ModelModes(Callback):
         self._note(module)
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """After a sanity check."""
+        """After a sanity check, and at an epoch's end after its validation run."""
         self._restore()
 
-    def on_train_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
-        """After the validation run of an epoch."""
-        self._restore()
+    on_train_epoch_end = on_train_start
 
     def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Before `on_validation_start` of the module."""

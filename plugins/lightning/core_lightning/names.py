@@ -118,9 +118,8 @@ _HOMES = {
         "TRAIN_DATALOADERS _DEVICE _EVALUATE_OUTPUT _MAP_LOCATION_TYPE _METRIC _NUMBER _PATH _PREDICT_OUTPUT"
     ),
     ".cli": "LRSchedulerCallable LightningCLI OptimizerCallable instantiate_class",
-    ".cli_parser": "ArgsType LightningArgumentParser",
+    ".cli_parser": "ArgsType LRSchedulerTypeTuple LightningArgumentParser ReduceLROnPlateau",
     ".saved_config": "SaveConfigCallback",
-    ".schedulers": "LRSchedulerTypeTuple ReduceLROnPlateau",
     ".utilities": (
         "GradClipAlgorithmType _unwrap_objects cli_lightning_logo convert_tensors_to_scalars get_filesystem grad_norm "
         "is_shared_filesystem is_wrapped move_data_to_device"
@@ -131,7 +130,7 @@ _HOMES = {
 _FIRST = {
     "lightning.fabric.loggers": "._fabric_loggers",
     "lightning.fabric.utilities": ".throughput",
-    "lightning.pytorch.cli": ".schedulers",
+    "lightning.pytorch.cli": ".cli_parser",
     "lightning.pytorch.utilities.model_summary": ".model_summary",
 }
 """Modules of Lightning's, and those below, whose names are looked for in this home before the first one in order."""

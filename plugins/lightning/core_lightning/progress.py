@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_BATCH = ("ready", "started", "processed", "completed")
+_STEP = ("ready", "completed")
+
 
 def loops_of(progress: Mapping[str, Any]) -> dict[str, Any]:
     """The entry `loops` of a checkpoint.
@@ -24,46 +27,27 @@ def loops_of(progress: Mapping[str, Any]) -> dict[str, Any]:
     # Lightning counts an epoch as completed when its last hooks are through.
     completed = epoch - progress.get("epoch_is_over", False)
     epochs = {"ready": begun, "started": begun, "processed": epoch, "completed": completed}
+    evaluated = {**_counts(_BATCH), "is_last_batch": False}
+    optimizer = {"step": _counts(_STEP, steps), "zero_grad": _counts(("ready", "started", "completed"), steps)}
     return {
         "fit_loop": {
             "state_dict": {},
             "epoch_loop.state_dict": {"_batches_that_stepped": steps},
-            "epoch_loop.batch_progress": {
-                "total": _batches(total),
-                "current": _batches(current),
-                "is_last_batch": not within and epoch > 0,
-            },
-            "epoch_loop.scheduler_progress": {"total": _steps(0), "current": _steps(0)},
+            "epoch_loop.batch_progress": {**_counts(_BATCH, total, current), "is_last_batch": not within and epoch > 0},
+            "epoch_loop.scheduler_progress": _counts(_STEP),
             "epoch_loop.automatic_optimization.state_dict": {},
-            "epoch_loop.automatic_optimization.optim_progress": {
-                "optimizer": {
-                    "step": {"total": _steps(steps), "current": _steps(0)},
-                    "zero_grad": {"total": _zero_grads(steps), "current": _zero_grads(0)},
-                }
-            },
+            "epoch_loop.automatic_optimization.optim_progress": {"optimizer": optimizer},
             "epoch_loop.manual_optimization.state_dict": {},
-            "epoch_loop.manual_optimization.optim_step_progress": {"total": _steps(0), "current": _steps(0)},
+            "epoch_loop.manual_optimization.optim_step_progress": _counts(_STEP),
             "epoch_loop.val_loop.state_dict": {},
-            "epoch_loop.val_loop.batch_progress": _evaluated(),
+            "epoch_loop.val_loop.batch_progress": evaluated,
             "epoch_progress": {"total": dict(epochs), "current": epochs},
         },
-        "validate_loop": {"state_dict": {}, "batch_progress": _evaluated()},
-        "test_loop": {"state_dict": {}, "batch_progress": _evaluated()},
-        "predict_loop": {"state_dict": {}, "batch_progress": {"total": _batches(0), "current": _batches(0)}},
+        "validate_loop": {"state_dict": {}, "batch_progress": evaluated},
+        "test_loop": {"state_dict": {}, "batch_progress": evaluated},
+        "predict_loop": {"state_dict": {}, "batch_progress": _counts(_BATCH)},
     }
 
 
-def _batches(count: int) -> dict[str, int]:
-    return {"ready": count, "started": count, "processed": count, "completed": count}
-
-
-def _steps(count: int) -> dict[str, int]:
-    return {"ready": count, "completed": count}
-
-
-def _zero_grads(count: int) -> dict[str, int]:
-    return {"ready": count, "started": count, "completed": count}
-
-
-def _evaluated() -> dict[str, Any]:
-    return {"total": _batches(0), "current": _batches(0), "is_last_batch": False}
+def _counts(names: tuple[str, ...], total: int = 0, current: int = 0) -> dict[str, dict[str, int]]:
+    return {"total": dict.fromkeys(names, total), "current": dict.fromkeys(names, current)}

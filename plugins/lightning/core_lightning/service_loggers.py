@@ -1,305 +1,334 @@
-"""The loggers of Weights & Biases, MLflow and Comet: core's classes with Lightning's arguments and methods."""
+"""Lightning's arguments and methods for the loggers of services. Each stands before core's class, in `_loggers`."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
+from collections.abc import Mapping
+from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from core import ConfigurationError
-from core_lightning._loggers import Prefixes
+from core_lightning._loggers import MissingPackageError, Prefixes
 from core_lightning.uploads import UploadsCheckpoints
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
 
 
-def wandb_logger(base: Any) -> type:
-    """The class for Weights & Biases, over that of core-wandb."""
+class TensorBoardLogger(Prefixes):
+    """Event files in `lightning_logs/version_n`; see core-tensorboard.
 
-    class WandbLogger(UploadsCheckpoints, Prefixes, base):  # type: ignore[misc]
-        """A run of Weights & Biases; see core-wandb.
+    Args:
+        save_dir: holds the experiments.
+        name: of the experiment, a folder in `save_dir`; None or empty for none.
+        version: of this run.
+        log_graph: must be False: the graph can be added by `logger.experiment.add_graph`.
+        default_hp_metric: record `hp_metric` with hyperparameters that come without metrics.
+        prefix: stands before the name of each metric, with a hyphen.
+        sub_dir: of the run's folder; must be None.
+        options: go to `torch.utils.tensorboard.SummaryWriter`.
+
+    Raises:
+        ConfigurationError: an argument asks for something that isn't there.
+        MissingPackageError: the package tensorboard is not installed.
+    """
+
+    def __init__(
+        self,
+        save_dir: str | os.PathLike[str] = ".",
+        name: str | None = "lightning_logs",
+        version: int | str | None = None,
+        log_graph: bool = False,
+        default_hp_metric: bool = True,
+        prefix: str = "",
+        sub_dir: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        if log_graph or sub_dir is not None:
+            raise ConfigurationError(
+                "TensorBoardLogger can't take log_graph=True or sub_dir=. Add the graph yourself, by "
+                "logger.experiment.add_graph(module, example), and name a save_dir or version instead of a sub_dir."
+            )
+        if find_spec("tensorboard") is None:
+            raise MissingPackageError("TensorBoardLogger needs tensorboard: `pip install tensorboard`.")
+        super().__init__(save_dir, name or "", version, **options)
+        self._prefix, self._default_hp_metric = prefix, default_hp_metric
+
+    def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
+        """Record options, and the metrics that tell runs with others apart.
 
         Args:
-            name: of the run, for people.
-            save_dir: holds W&B's own files and the folders of runs.
-            version: id of the run.
-            offline: send nothing; `wandb sync` does it later.
-            dir: another name of `save_dir`.
-            id: another name of `version`.
-            anonymous: None or False: W&B has given up anonymous runs.
-            project: in which W&B lists the run; None is WANDB_PROJECT, or `lightning_logs`.
-            log_model: send checkpoints as artifacts: `"all"`, True at the end, or False.
-            experiment: the run, if you have opened it yourself.
-            prefix: stands before the name of each metric, with a hyphen.
-            checkpoint_name: of the artifacts; None is `model-` and the id.
-            add_file_policy: `"immutable"` lets W&B read a checkpoint where it lies, without a copy.
-            options: go to `wandb.init`.
-
-        Raises:
-            ConfigurationError: arguments that contradict each other.
-            MissingPackageError: the package wandb is not installed.
+            params: the options.
+            metrics: by name; a number is that of `hp_metric`, and None is -1 unless `default_hp_metric` is False.
+            step: of the metrics.
         """
+        super().log_hyperparams(params)
+        if metrics is None and self._default_hp_metric:
+            metrics = -1
+        if metrics is not None:
+            named = metrics if isinstance(metrics, Mapping) else {"hp_metric": metrics}
+            self.log_metrics(named, step or 0)
 
-        def __init__(
-            self,
-            name: str | None = None,
-            save_dir: str | os.PathLike[str] = ".",
-            version: str | None = None,
-            offline: bool = False,
-            dir: str | os.PathLike[str] | None = None,  # Lightning's name
-            id: str | None = None,  # Lightning's name
-            anonymous: bool | None = None,
-            project: str | None = None,
-            log_model: Literal["all"] | bool = False,
-            experiment: Any = None,
-            prefix: str = "",
-            checkpoint_name: str | None = None,
-            add_file_policy: Literal["mutable", "immutable"] = "mutable",
-            **options: Any,
-        ) -> None:
-            if offline and log_model:
-                raise ConfigurationError(
-                    f"WandbLogger(offline=True, log_model={log_model!r}): a run that is offline can't send "
-                    "checkpoints. Drop one of the two."
-                )
-            if anonymous:
-                raise ConfigurationError("WandbLogger(anonymous=True): W&B has no anonymous runs any more. Drop it.")
-            super().__init__(
-                log_model=log_model,
-                project=project or os.environ.get("WANDB_PROJECT", "lightning_logs"),
-                name=name,
-                version=version or id,
-                save_dir=save_dir or dir or ".",
-                offline=offline,
-                experiment=experiment,
-                **options,
+
+class WandbLogger(UploadsCheckpoints):
+    """A run of Weights & Biases; see core-wandb.
+
+    Args:
+        name: of the run, for people.
+        save_dir: holds W&B's own files and the folders of runs.
+        version: id of the run.
+        offline: send nothing; `wandb sync` does it later.
+        dir: another name of `save_dir`.
+        id: another name of `version`.
+        anonymous: None or False: W&B has given up anonymous runs.
+        project: in which W&B lists the run; None is WANDB_PROJECT, or `lightning_logs`.
+        log_model: send checkpoints as artifacts: `"all"`, True at the end, or False.
+        experiment: the run, if you have opened it yourself.
+        prefix: stands before the name of each metric, with a hyphen.
+        checkpoint_name: of the artifacts; None is `model-` and the id.
+        add_file_policy: `"immutable"` lets W&B read a checkpoint where it lies, without a copy.
+        options: go to `wandb.init`.
+
+    Raises:
+        ConfigurationError: arguments that contradict each other.
+        MissingPackageError: the package wandb is not installed.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        save_dir: str | os.PathLike[str] = ".",
+        version: str | None = None,
+        offline: bool = False,
+        dir: str | os.PathLike[str] | None = None,  # Lightning's name
+        id: str | None = None,  # Lightning's name
+        anonymous: bool | None = None,
+        project: str | None = None,
+        log_model: Literal["all"] | bool = False,
+        experiment: Any = None,
+        prefix: str = "",
+        checkpoint_name: str | None = None,
+        add_file_policy: Literal["mutable", "immutable"] = "mutable",
+        **options: Any,
+    ) -> None:
+        if offline and log_model:
+            raise ConfigurationError(
+                f"WandbLogger(offline=True, log_model={log_model!r}): a run that is offline can't send "
+                "checkpoints. Drop one of the two."
             )
-            self._prefix, self._folder = prefix, os.fspath(save_dir or dir or ".")
-            self._checkpoint_name, self.add_file_policy = checkpoint_name, add_file_policy
+        if anonymous:
+            raise ConfigurationError("WandbLogger(anonymous=True): W&B has no anonymous runs any more. Drop it.")
+        super().__init__(
+            log_model=log_model,
+            project=project or os.environ.get("WANDB_PROJECT", "lightning_logs"),
+            name=name,
+            version=version or id,
+            save_dir=save_dir or dir or ".",
+            offline=offline,
+            experiment=experiment,
+            **options,
+        )
+        self._prefix, self._folder = prefix, os.fspath(save_dir or dir or ".")
+        self._checkpoint_name, self.add_file_policy = checkpoint_name, add_file_policy
 
-        @property
-        def save_dir(self) -> str:
-            """Folder of W&B's own files."""
-            return self._folder
+    save_dir = property(attrgetter("_folder"), doc="Folder of W&B's own files.")
 
-        def watch(
-            self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True
-        ) -> None:
-            """Record gradients, parameters or both (`"all"`) as histograms, every `log_freq` batches."""
-            self.experiment.watch(model, log=log, log_freq=log_freq, log_graph=log_graph)
+    def watch(
+        self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True
+    ) -> None:
+        """Record gradients, parameters or both (`"all"`) as histograms, every `log_freq` batches."""
+        self.experiment.watch(model, log=log, log_freq=log_freq, log_graph=log_graph)
 
-        def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-            """Record metrics, or what else W&B takes as a value."""
-            if step is None:
-                self.experiment.log(self.prefixed(metrics))
-            else:
-                super().log_metrics(metrics, step)
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Record metrics, or what else W&B takes as a value."""
+        if step is None:
+            self.experiment.log(self.prefixed(metrics))
+        else:
+            super().log_metrics(metrics, step)
 
-        def log_table(
-            self,
-            key: str,
-            columns: list[str] | None = None,
-            data: list[list[Any]] | None = None,
-            dataframe: Any = None,
-            step: int | None = None,
-        ) -> None:
-            """Record a table, of columns and rows or of a DataFrame."""
-            import wandb
+    def log_table(
+        self,
+        key: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Record a table, of columns and rows or of a DataFrame."""
+        import wandb
 
-            self.log_metrics({key: wandb.Table(columns=columns, data=data, dataframe=dataframe)}, step)
+        self.log_metrics({key: wandb.Table(columns=columns, data=data, dataframe=dataframe)}, step)
 
-        log_text = log_table
+    log_text = log_table
 
-        def log_image(self, key: str, images: list[Any], step: int | None = None, **options: list[Any]) -> None:
-            """Record images: tensors, arrays, PIL's or paths. `options` are lists, such as `caption`, with one each."""
-            self._log_media("Image", key, images, step, options)
+    def log_image(self, key: str, images: list[Any], step: int | None = None, **options: list[Any]) -> None:
+        """Record images: tensors, arrays, PIL's or paths. `options` are lists, such as `caption`, with one each."""
+        self._log_media("Image", key, images, step, options)
 
-        def log_audio(self, key: str, audios: list[Any], step: int | None = None, **options: list[Any]) -> None:
-            """Record sounds: arrays or paths. `options` are lists, such as `sample_rate`, with one for each."""
-            self._log_media("Audio", key, audios, step, options)
+    def log_audio(self, key: str, audios: list[Any], step: int | None = None, **options: list[Any]) -> None:
+        """Record sounds: arrays or paths. `options` are lists, such as `sample_rate`, with one for each."""
+        self._log_media("Audio", key, audios, step, options)
 
-        def log_video(self, key: str, videos: list[Any], step: int | None = None, **options: list[Any]) -> None:
-            """Record videos: arrays or paths. `options` are lists, such as `fps`, with one for each."""
-            self._log_media("Video", key, videos, step, options)
+    def log_video(self, key: str, videos: list[Any], step: int | None = None, **options: list[Any]) -> None:
+        """Record videos: arrays or paths. `options` are lists, such as `fps`, with one for each."""
+        self._log_media("Video", key, videos, step, options)
 
-        def _log_media(
-            self, kind: str, key: str, items: list[Any], step: int | None, options: Mapping[str, list[Any]]
-        ) -> None:
-            import wandb
+    def _log_media(
+        self, kind: str, key: str, items: list[Any], step: int | None, options: Mapping[str, list[Any]]
+    ) -> None:
+        import wandb
 
-            if not isinstance(items, list):
-                raise TypeError(f"{key}: expected a list of {kind.lower()}s, got {type(items).__name__}.")
-            for name, values in options.items():
-                if len(values) != len(items):
-                    raise ValueError(f"{key}: {len(items)} {kind.lower()}s, but {len(values)} of {name}.")
-            each = ({name: values[index] for name, values in options.items()} for index in range(len(items)))
-            made = [getattr(wandb, kind)(item, **own) for item, own in zip(items, each, strict=True)]
-            self.log_metrics({key: made}, step)
+        if not isinstance(items, list):
+            raise TypeError(f"{key}: expected a list of {kind.lower()}s, got {type(items).__name__}.")
+        for name, values in options.items():
+            if len(values) != len(items):
+                raise ValueError(f"{key}: {len(items)} {kind.lower()}s, but {len(values)} of {name}.")
+        make, each = getattr(wandb, kind), range(len(items))
+        made = [make(items[at], **{name: values[at] for name, values in options.items()}) for at in each]
+        self.log_metrics({key: made}, step)
 
-        def use_artifact(self, artifact: str, artifact_type: str | None = None) -> Any:
-            """The artifact of that path, which the run is recorded to use."""
-            return self.experiment.use_artifact(artifact, type=artifact_type)
+    def use_artifact(self, artifact: str, artifact_type: str | None = None) -> Any:
+        """The artifact of that path, which the run is recorded to use."""
+        return self.experiment.use_artifact(artifact, type=artifact_type)
 
-        @staticmethod
-        def download_artifact(
-            artifact: str,
-            save_dir: str | os.PathLike[str] | None = None,
-            artifact_type: str | None = None,
-            use_artifact: bool | None = True,
-        ) -> str:
-            """Path of the artifact's files, which are downloaded; an open run is recorded to use them."""
-            import wandb
+    @staticmethod
+    def download_artifact(
+        artifact: str,
+        save_dir: str | os.PathLike[str] | None = None,
+        artifact_type: str | None = None,
+        use_artifact: bool | None = True,
+    ) -> str:
+        """Path of the artifact's files, which are downloaded; an open run is recorded to use them."""
+        import wandb
 
-            if wandb.run is not None and use_artifact:
-                found = wandb.run.use_artifact(artifact)
-            else:
-                found = wandb.Api().artifact(artifact, type=artifact_type)
-            return str(found.download(root=None if save_dir is None else os.fspath(save_dir)))
+        if wandb.run is not None and use_artifact:
+            found = wandb.run.use_artifact(artifact)
+        else:
+            found = wandb.Api().artifact(artifact, type=artifact_type)
+        return str(found.download(root=None if save_dir is None else os.fspath(save_dir)))
 
-        def upload(self, path: Path, facts: dict[str, Any], aliases: list[str]) -> None:
-            """Send one checkpoint as an artifact of type `model`."""
-            import wandb
+    def upload(self, path: Path, facts: dict[str, Any], aliases: list[str]) -> None:
+        """Send one checkpoint as an artifact of type `model`."""
+        import wandb
 
-            name = self._checkpoint_name or f"model-{self.version}"
-            artifact = wandb.Artifact(name=name, type="model", metadata=facts)
-            if path.is_dir():
-                artifact.add_dir(str(path), name="model.ckpt", policy=self.add_file_policy)
-            else:
-                artifact.add_file(str(path), name="model.ckpt", policy=self.add_file_policy)
-            self.experiment.log_artifact(artifact, aliases=aliases)
-
-    return WandbLogger
-
-
-def mlflow_logger(base: Any) -> type:
-    """The class for MLflow, over that of core-mlflow."""
-
-    class MLFlowLogger(UploadsCheckpoints, Prefixes, base):  # type: ignore[misc]
-        """A run of MLflow; see core-mlflow.
-
-        Args:
-            experiment_name: made if it isn't there.
-            run_name: for people.
-            tracking_uri: of the server or store; None is MLFLOW_TRACKING_URI, or files in `save_dir`.
-            tags: of a new run.
-            save_dir: a local store, if no server is given.
-            log_model: send checkpoints as artifacts: `"all"`, True at the end, or False.
-            prefix: stands before the name of each metric, with a hyphen.
-            artifact_location: of a new experiment.
-            run_id: of a run to continue.
-            synchronous: True waits at each call until its values have arrived.
-
-        Raises:
-            MissingPackageError: the package mlflow is not installed.
-        """
-
-        def __init__(
-            self,
-            experiment_name: str = "lightning_logs",
-            run_name: str | None = None,
-            tracking_uri: str | None = None,
-            tags: Mapping[str, Any] | None = None,
-            save_dir: str | None = "./mlruns",
-            log_model: Literal["all"] | bool = False,
-            prefix: str = "",
-            artifact_location: str | None = None,
-            run_id: str | None = None,
-            synchronous: bool | None = None,
-        ) -> None:
-            tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"file:{save_dir}"
-            self.save_dir = tracking_uri.removeprefix("file:") if tracking_uri.startswith("file:") else None
-            super().__init__(
-                log_model=log_model,
-                experiment_name=experiment_name,
-                run_name=run_name,
-                tracking_uri=tracking_uri,
-                version=run_id,
-                save_dir=self.save_dir or ".",
-                tags=tags,
-                artifact_location=artifact_location,
-            )
-            self.tags, self._prefix, self._synchronous = tags, prefix, bool(synchronous)
-
-        @property
-        def name(self) -> str:
-            """Id of the experiment, which is made if it isn't there."""
-            return str(self.experiment_id)
-
-        @property
-        def run_id(self) -> str:
-            """Id of the run, which is made if there is none yet."""
-            return str(self.version)
-
-        def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-            """Record numbers; what is text is left out."""
-            numbers = {name: value for name, value in metrics.items() if not isinstance(value, str)}
-            super().log_metrics(numbers, step or 0)
-            if self._synchronous:
-                self.save()
-
-        def upload(self, path: Path, facts: dict[str, Any], aliases: list[str]) -> None:
-            """Send one checkpoint, with `metadata.yaml` and `aliases.txt` beside it."""
-            send = self.experiment.log_artifacts if path.is_dir() else self.experiment.log_artifact
-            send(self.run_id, str(path), path.stem)
-            with tempfile.TemporaryDirectory() as folder:
-                Path(folder, "metadata.yaml").write_text(json.dumps(facts), encoding="utf-8")  # JSON is YAML
-                Path(folder, "aliases.txt").write_text(str(aliases), encoding="utf-8")
-                self.experiment.log_artifacts(self.run_id, folder, path.stem)
-
-    return MLFlowLogger
+        name = self._checkpoint_name or f"model-{self.version}"
+        artifact = wandb.Artifact(name=name, type="model", metadata=facts)
+        add = artifact.add_dir if path.is_dir() else artifact.add_file
+        add(str(path), name="model.ckpt", policy=self.add_file_policy)
+        self.experiment.log_artifact(artifact, aliases=aliases)
 
 
-def comet_logger(base: Any) -> type:
-    """The class for Comet, over that of core-comet."""
+class MLFlowLogger(UploadsCheckpoints):
+    """A run of MLflow; see core-mlflow.
 
-    class CometLogger(Prefixes, base):  # type: ignore[misc]
-        """An experiment of Comet; see core-comet.
+    Args:
+        experiment_name: made if it isn't there.
+        run_name: for people.
+        tracking_uri: of the server or store; None is MLFLOW_TRACKING_URI, or files in `save_dir`.
+        tags: of a new run.
+        save_dir: a local store, if no server is given.
+        log_model: send checkpoints as artifacts: `"all"`, True at the end, or False.
+        prefix: stands before the name of each metric, with a hyphen.
+        artifact_location: of a new experiment.
+        run_id: of a run to continue.
+        synchronous: True waits at each call until its values have arrived.
 
-        Args:
-            api_key: of your account; None is Comet's own choice.
-            workspace: None is the default of your account.
-            project: in which Comet lists the experiment.
-            experiment_key: of an experiment to continue.
-            mode: `"get_or_create"`, the only one.
-            online: False writes an archive and sends nothing.
-            prefix: stands before the name of each metric, with a hyphen.
-            options: go to `comet_ml.ExperimentConfig`; `offline_directory` is where archives go.
+    Raises:
+        MissingPackageError: the package mlflow is not installed.
+    """
 
-        Raises:
-            ConfigurationError: a `mode` that isn't there.
-            MissingPackageError: the package comet-ml is not installed.
-        """
+    def __init__(
+        self,
+        experiment_name: str = "lightning_logs",
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+        tags: Mapping[str, Any] | None = None,
+        save_dir: str | None = "./mlruns",
+        log_model: Literal["all"] | bool = False,
+        prefix: str = "",
+        artifact_location: str | None = None,
+        run_id: str | None = None,
+        synchronous: bool | None = None,
+    ) -> None:
+        tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"file:{save_dir}"
+        self.save_dir = tracking_uri.removeprefix("file:") if tracking_uri.startswith("file:") else None
+        super().__init__(
+            log_model=log_model,
+            experiment_name=experiment_name,
+            run_name=run_name,
+            tracking_uri=tracking_uri,
+            version=run_id,
+            save_dir=self.save_dir or ".",
+            tags=tags,
+            artifact_location=artifact_location,
+        )
+        self.tags, self._prefix, self._synchronous = tags, prefix, bool(synchronous)
 
-        def __init__(
-            self,
-            *,
-            api_key: str | None = None,
-            workspace: str | None = None,
-            project: str | None = None,
-            experiment_key: str | None = None,
-            mode: str | None = None,
-            online: bool | None = None,
-            prefix: str | None = None,
-            **options: Any,
-        ) -> None:
-            if mode not in (None, "get_or_create"):
-                raise ConfigurationError(f"CometLogger(mode={mode!r}): only 'get_or_create' is there.")
-            if api_key is not None:
-                os.environ["COMET_API_KEY"] = api_key
-            super().__init__(
-                project=project or "general",
-                name=options.pop("name", None),
-                version=experiment_key,
-                save_dir=options.pop("offline_directory", "."),
-                offline=online is False,
-                workspace=workspace,
-                **options,
-            )
-            self._prefix = prefix or ""
+    name = property(lambda self: str(self.experiment_id), doc="Id of the experiment, made if it isn't there.")
+    run_id = property(lambda self: str(self.version), doc="Id of the run, which is made if there is none yet.")
 
-    return CometLogger
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Record numbers; what is text is left out."""
+        numbers = {name: value for name, value in metrics.items() if not isinstance(value, str)}
+        super().log_metrics(numbers, step or 0)
+        if self._synchronous:
+            self.save()
+
+    def upload(self, path: Path, facts: dict[str, Any], aliases: list[str]) -> None:
+        """Send one checkpoint, with `metadata.yaml` and `aliases.txt` beside it."""
+        send = self.experiment.log_artifacts if path.is_dir() else self.experiment.log_artifact
+        send(self.run_id, str(path), path.stem)
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "metadata.yaml").write_text(json.dumps(facts), encoding="utf-8")  # JSON is YAML
+            Path(folder, "aliases.txt").write_text(str(aliases), encoding="utf-8")
+            self.experiment.log_artifacts(self.run_id, folder, path.stem)
+
+
+class CometLogger(Prefixes):
+    """An experiment of Comet; see core-comet.
+
+    Args:
+        api_key: of your account; None is Comet's own choice.
+        workspace: None is the default of your account.
+        project: in which Comet lists the experiment.
+        experiment_key: of an experiment to continue.
+        mode: `"get_or_create"`, the only one.
+        online: False writes an archive and sends nothing.
+        prefix: stands before the name of each metric, with a hyphen.
+        options: go to `comet_ml.ExperimentConfig`; `offline_directory` is where archives go.
+
+    Raises:
+        ConfigurationError: a `mode` that isn't there.
+        MissingPackageError: the package comet-ml is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        api_key: str | None = None,
+        workspace: str | None = None,
+        project: str | None = None,
+        experiment_key: str | None = None,
+        mode: str | None = None,
+        online: bool | None = None,
+        prefix: str | None = None,
+        **options: Any,
+    ) -> None:
+        if mode not in (None, "get_or_create"):
+            raise ConfigurationError(f"CometLogger(mode={mode!r}): only 'get_or_create' is there.")
+        if api_key is not None:
+            os.environ["COMET_API_KEY"] = api_key
+        super().__init__(
+            project=project or "general",
+            name=options.pop("name", None),
+            version=experiment_key,
+            save_dir=options.pop("offline_directory", "."),
+            offline=online is False,
+            workspace=workspace,
+            **options,
+        )
+        self._prefix = prefix or ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from core import Callback, ConfigurationError, Strategy
@@ -17,11 +18,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core import Trainer
-
-_HOOKS = frozenset(
-    f"on_{stage}_{moment}" for stage in ("train", "validation", "test", "predict") for moment in ("start", "end")
-)
-"""Methods that are called at these moments, if a subclass has them."""
 
 _LAYOUT = "Override get_module_state_dict and load_module_state_dict."
 _OPTIMIZER_STATE = "Override get_optimizer_state_dict(optimizer) and load_optimizer_state_dict(optimizer, state)."
@@ -62,6 +58,9 @@ class StrategyNames(Strategy):
     """
 
     lightning_module: Any = None
+    handles_gradient_accumulation = False  # the Trainer does
+    is_distributed = property(lambda self: self.world_size > 1, doc="True with several ranks.")
+    num_processes = property(attrgetter("num_processes_per_node"), doc="Processes of this node.")
 
     def __init__(self, *given: Any, **options: Any) -> None:
         if options.get("start_method") == "popen":
@@ -87,21 +86,6 @@ class StrategyNames(Strategy):
         if type(self).__module__ == __name__:  # a class of `named`, which can't be found by its name
             return _make_again, (type(self).__mro__[2],), self.__getstate__()
         return super().__reduce_ex__(protocol)
-
-    @property
-    def is_distributed(self) -> bool:
-        """True with several ranks."""
-        return self.world_size > 1
-
-    @property
-    def num_processes(self) -> int:
-        """Processes of this node."""
-        return self.num_processes_per_node
-
-    @property
-    def handles_gradient_accumulation(self) -> bool:
-        """False: the Trainer accumulates."""
-        return False
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
@@ -171,7 +155,7 @@ def _counting(step: Callable[..., Any]) -> Callable[..., int]:
 
 
 class TellsStrategy(Callback):
-    """Gives the strategy its module, and calls its hooks, of those that it has."""
+    """Gives the strategy its module, and calls its hooks, such as `on_train_start`, if it has some."""
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """All ranks, before the strategy's own setup."""
@@ -187,5 +171,6 @@ def _calling(name: str) -> Callable[..., None]:
     return hook
 
 
-for _name in _HOOKS:
-    setattr(TellsStrategy, _name, _calling(_name))
+for _stage in ("train", "validation", "test", "predict"):
+    for _name in (f"on_{_stage}_start", f"on_{_stage}_end"):
+        setattr(TellsStrategy, _name, _calling(_name))

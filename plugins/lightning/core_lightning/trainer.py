@@ -18,17 +18,15 @@ from core_lightning._callbacks import ModelCheckpoint
 from core_lightning._loggers import default_logger, save_after_logs
 from core_lightning._precisions import keep_no_casts, replace_half_on_cpu, with_lightnings_class
 from core_lightning.assigned import Assigned
-from core_lightning.callback_logs import CallbackLogs
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import note
-from core_lightning.hooks_of_callbacks import HooksOfCallbacks
 from core_lightning.hyperparameters import note_objects
 from core_lightning.layer_sync import LayerSync, SyncsLayers
+from core_lightning.lent_methods import LentMethods
 from core_lightning.lr_schedules import LRSchedules
 from core_lightning.made_loaders import MadeLoaders
 from core_lightning.model_modes import ModelModes, ModesAfterwards
 from core_lightning.objects import PickledObjects
-from core_lightning.one_optimizer import OneOptimizer, ReturnedOptimizers
 from core_lightning.outside import callbacks_of_packages, with_variables
 from core_lightning.same_draws import SameDraws
 from core_lightning.strategy_names import TellsStrategy, named
@@ -113,9 +111,8 @@ class Trainer(TrainerAttributes):
         self.strategy.__class__ = named(type(self.strategy))
 
         modes = ModelModes()
-        observers: list[Callback] = [TellsStrategy(), OneOptimizer(), modes, ModesAfterwards(modes)]
-        observers += [SetsUpAccelerator(), CallbackLogs(), HooksOfCallbacks(), LRSchedules(), Assigned()]
-        observers += [ReturnedOptimizers()]
+        observers: list[Callback] = [TellsStrategy(), modes, ModesAfterwards(modes), SetsUpAccelerator()]
+        observers += [LentMethods(), LRSchedules(), Assigned()]
         observers += map(SyncsLayers, syncs)
         if use_distributed_sampler is None and self.world_size == 1:
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)
@@ -199,7 +196,7 @@ class Trainer(TrainerAttributes):
         for callback in self.callbacks:
             if isinstance(callback, CoreModelCheckpoint) and callback.dirpath == os.path.dirname(filepath):
                 for logger in self.loggers:
-                    getattr(logger, "after_save_checkpoint", _do_nothing)(callback)
+                    getattr(logger, "after_save_checkpoint", lambda _: None)(callback)
 
     def _outputs_of(self, output: Any, loss: Tensor | None) -> dict[str, Any]:
         """The output of a training step as hooks get it: a dict, with the loss as it was divided for accumulation."""
@@ -209,21 +206,14 @@ class Trainer(TrainerAttributes):
             return found if isinstance(output, dict) or output is None else {"loss": output.detach()}
         if loss is None:
             return {}
-        return {"loss": loss / step.num_accumulated if step is not None else loss, **_without_loss(found)}
+        divided = loss / step.num_accumulated if step is not None else loss
+        return {"loss": divided, **{name: value for name, value in found.items() if name != "loss"}}
 
     def _best(self, model: nn.Module | None, ckpt_path: PathLike | None) -> PathLike | None:
         callback = self.checkpoint_callback
         if model is None and ckpt_path is None and callback is not None and callback.best_model_path:
             return "best"
         return ckpt_path
-
-
-def _do_nothing(_: object) -> None:
-    pass
-
-
-def _without_loss(output: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in output.items() if name != "loss"}
 
 
 def _with_default(callbacks: Any, kind: type[ModelCheckpoint]) -> list[Any]:

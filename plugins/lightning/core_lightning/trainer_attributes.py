@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,18 @@ _FIXED = {
     "enable_autolog_hparams": "hyperparameters are always logged",
 }
 """Attributes of Lightning's Trainer that would have no effect, each with what to do."""
+
+
+def _view(path: str, doc: str) -> Any:
+    """A part of the Trainer that can be read."""
+    return property(attrgetter(path), doc=doc)
+
+
+def _refuse(trainer: TrainerAttributes, loop: Any) -> None:
+    raise ConfigurationError(
+        f"A Trainer's loop can't be replaced by {type(loop).__name__}: core has loops of its own, and these "
+        "attributes are limits and counters. Use hooks, or write the loop with Fabric."
+    )
 
 
 class TrainerAttributes(CoreTrainer):
@@ -74,10 +87,9 @@ class TrainerAttributes(CoreTrainer):
         clipping = GradientClipping(value, algorithm) if value else None
         self.options = dataclasses.replace(self.options, clipping=clipping)
 
-    @property
-    def gradient_clip_algorithm(self) -> str | None:
-        """`"norm"`, `"value"`, or None."""
-        return None if self.clipping is None else self.clipping.algorithm
+    gradient_clip_algorithm = property(
+        lambda self: None if self.clipping is None else self.clipping.algorithm, doc='`"norm"`, `"value"`, or None.'
+    )
 
     @property
     def enable_validation(self) -> bool:
@@ -106,35 +118,16 @@ class TrainerAttributes(CoreTrainer):
             None if state.stage is None else RunningStage(state.stage),
         )
 
-    @property
-    def fit_loop(self) -> FitLoop:
-        """Limits and counters of training."""
-        return FitLoop(self)
+    fit_loop = property(FitLoop, _refuse, doc="Limits and counters of training.")
+    validate_loop = property(lambda self: EvaluationLoop(self, "val"), _refuse, doc="Batches of `validate`.")
+    test_loop = property(lambda self: EvaluationLoop(self, "test"), _refuse, doc="Batches of `test`.")
+    predict_loop = property(lambda self: EvaluationLoop(self, "predict"), _refuse, doc="Batches of `predict`.")
 
-    @property
-    def validate_loop(self) -> EvaluationLoop:
-        """Batches of `validate`."""
-        return EvaluationLoop(self, "val")
-
-    @property
-    def test_loop(self) -> EvaluationLoop:
-        """Batches of `test`."""
-        return EvaluationLoop(self, "test")
-
-    @property
-    def predict_loop(self) -> EvaluationLoop:
-        """Batches of `predict`."""
-        return EvaluationLoop(self, "predict")
-
-    @property
-    def min_epochs(self) -> int:
-        """Epochs for which a stop waits."""
-        return self.options.min_epochs
-
-    @property
-    def min_steps(self) -> int:
-        """Optimizer steps for which a stop waits."""
-        return self.options.min_steps
+    min_epochs = _view("options.min_epochs", "Epochs for which a stop waits.")
+    min_steps = _view("options.min_steps", "Optimizer steps for which a stop waits.")
+    accelerator = _view("strategy.accelerator", "The kind of device.")
+    precision_plugin = _view("strategy.precision_plugin", "The number formats.")
+    lr_scheduler_configs = _view("strategy.lr_schedulers", "The schedulers, each with when it is stepped.")
 
     @property
     def evaluating(self) -> bool:
@@ -159,11 +152,6 @@ class TrainerAttributes(CoreTrainer):
         return self.strategy.init_context(empty=bool(empty_init))
 
     @property
-    def accelerator(self) -> Any:
-        """The kind of device."""
-        return self.strategy.accelerator
-
-    @property
     def _accelerator_connector(self) -> SimpleNamespace:
         """The parts of the run, where callbacks of packages look for them."""
         strategy = self.strategy
@@ -173,16 +161,6 @@ class TrainerAttributes(CoreTrainer):
             is_distributed=strategy.world_size > 1,
             strategy=strategy,
         )
-
-    @property
-    def precision_plugin(self) -> Any:
-        """The number formats."""
-        return self.strategy.precision_plugin
-
-    @property
-    def lr_scheduler_configs(self) -> list[Any]:
-        """The schedulers, each with when it is stepped."""
-        return self.strategy.lr_schedulers
 
     @property
     def optimizers(self) -> list[Any]:
@@ -202,14 +180,3 @@ class TrainerAttributes(CoreTrainer):
         if name in _FIXED:
             raise ConfigurationError(f"trainer.{name} can't be set here: {_FIXED[name]}.")
         super().__setattr__(name, value)
-
-
-def _refuse(trainer: TrainerAttributes, loop: Any) -> None:
-    raise ConfigurationError(
-        f"A Trainer's loop can't be replaced by {type(loop).__name__}: core has loops of its own, and these "
-        "attributes are limits and counters. Use hooks, or write the loop with Fabric."
-    )
-
-
-for _name in ("fit_loop", "validate_loop", "test_loop", "predict_loop"):
-    setattr(TrainerAttributes, _name, getattr(TrainerAttributes, _name).setter(_refuse))

@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+from core_lightning._loggers import Prefixes
 
-class UploadsCheckpoints:
+
+class UploadsCheckpoints(Prefixes):
     """For loggers that take `log_model`. Stands before core's class.
 
     Args:
@@ -35,7 +37,7 @@ class UploadsCheckpoints:
         if status == "success":
             for callback in waiting.values():
                 self._upload(callback)
-        super().finalize(status)  # type: ignore[misc]  # of the other base
+        super().finalize(status)
 
     def _upload(self, callback: Any) -> None:
         scores = {callback.last_model_path: callback.current_score, callback.best_model_path: callback.best_model_score}
@@ -59,5 +61,4 @@ class UploadsCheckpoints:
 
     def __getstate__(self) -> dict[str, Any]:
         # Callbacks stay in their process.
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
-        return {**state, "_to_upload": {}}
+        return {**super().__getstate__(), "_to_upload": {}}

@@ -87,7 +87,7 @@ def test_a_difference_is_told_once_and_at_the_line_that_meets_it():
 
 def test_a_missing_logger_is_an_error_when_it_is_made_which_programs_catch_as_lightnings(installed, monkeypatch):
     loggers = installed("lightning.pytorch.loggers")
-    monkeypatch.setattr("core_lightning._loggers.find_spec", lambda name: None)
+    monkeypatch.setattr("core_lightning.service_loggers.find_spec", lambda name: None)
     with pytest.raises(core.ConfigurationError, match="tensorboard") as missing:
         loggers.TensorBoardLogger("logs", default_hp_metric=False)
     assert isinstance(missing.value, ModuleNotFoundError)

@@ -13,11 +13,12 @@ from core_lightning.data_module import LightningDataModule
 from core_lightning.module import LightningModule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
 _FEATURES, _SAMPLES = 32, 64
+_PARTS_OF = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 
 
 class RandomDataset(Dataset["Tensor"]):
@@ -34,19 +35,12 @@ class RandomDataset(Dataset["Tensor"]):
         return self.len
 
 
-class RandomDictDataset(Dataset[dict[str, "Tensor"]]):
+class RandomDictDataset(RandomDataset):
     """The same in a dict: `a`, and `b`, which is larger by 2."""
 
-    def __init__(self, size: int, length: int) -> None:
-        self.len = length
-        self.data = torch.randn(length, size)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
+    def __getitem__(self, index: int) -> Any:
         row = self.data[index]
         return {"a": row, "b": row + 2}
-
-    def __len__(self) -> int:
-        return self.len
 
 
 class RandomIterableDataset(IterableDataset["Tensor"]):
@@ -125,13 +119,16 @@ class ManualOptimBoringModel(BoringModel):
         return loss
 
 
+def _loader_of(stage: str) -> Callable[[BoringDataModule], DataLoader[Any]]:
+    def dataloader(self: BoringDataModule) -> DataLoader[Any]:
+        return DataLoader(getattr(self, f"random_{stage}"))
+
+    dataloader.__name__, dataloader.__doc__ = f"{stage}_dataloader", "The stage's rows."
+    return dataloader
+
+
 class BoringDataModule(LightningDataModule):
     """A quarter of 256 rows for each stage."""
-
-    random_train: Dataset[Any]
-    random_val: Dataset[Any]
-    random_test: Dataset[Any]
-    random_predict: Dataset[Any]
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,28 +136,12 @@ class BoringDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Divide the rows."""
-        for number, (name, stages) in enumerate(
-            (("train", ("fit",)), ("val", ("fit", "validate")), ("test", ("test",)), ("predict", ("predict",)))
-        ):
-            if stage in stages:
-                indices = range(number * _SAMPLES, (number + 1) * _SAMPLES)
-                setattr(self, f"random_{name}", Subset(self.random_full, indices))
+        for name in _PARTS_OF.get(stage, ()):
+            start = ("train", "val", "test", "predict").index(name) * _SAMPLES
+            setattr(self, f"random_{name}", Subset(self.random_full, range(start, start + _SAMPLES)))
 
-    def train_dataloader(self) -> Any:
-        """The first quarter."""
-        return DataLoader(self.random_train)
-
-    def val_dataloader(self) -> Any:
-        """The second."""
-        return DataLoader(self.random_val)
-
-    def test_dataloader(self) -> Any:
-        """The third."""
-        return DataLoader(self.random_test)
-
-    def predict_dataloader(self) -> Any:
-        """The last."""
-        return DataLoader(self.random_predict)
+    train_dataloader, val_dataloader = _loader_of("train"), _loader_of("val")
+    test_dataloader, predict_dataloader = _loader_of("test"), _loader_of("predict")
 
 
 class BoringDataModuleNoLen(BoringDataModule):
@@ -172,7 +153,7 @@ class BoringDataModuleNoLen(BoringDataModule):
     def setup(self, stage: str) -> None:
         """Make the stage's data."""
         counts = {"train": 512, "val": 128, "test": 256, "predict": 64}
-        for name in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
+        for name in _PARTS_OF.get(stage, ()):
             setattr(self, f"random_{name}", RandomIterableDataset(_FEATURES, counts[name]))
 
 

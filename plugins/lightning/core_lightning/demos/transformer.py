@@ -68,9 +68,7 @@ class Transformer(nn.Module):
         self.ninp, self.vocab_size = ninp, vocab_size
         self.src_mask: Tensor | None = None
 
-    def generate_square_subsequent_mask(self, size: int) -> Tensor:
-        """A mask, (size, size), that hides what comes later."""
-        return torch.full((size, size), float("-inf")).triu(diagonal=1)
+    generate_square_subsequent_mask = staticmethod(nn.Transformer.generate_square_subsequent_mask)
 
     def forward(self, inputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logarithms of probabilities, (batch * length, vocab_size), for words, (batch, length)."""

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from core import Absent, Callback, ConfigurationError, Found
+import torch
+from torch import nn
+
+from core import Absent, Callback, ConfigurationError, Found, Trainer
 from core.accelerators import Accelerator as CoreAccelerator
 from core.accelerators import CPUAccelerator as CoreCPUAccelerator
 from core.accelerators import CUDAAccelerator as CoreCUDAAccelerator
 from core.accelerators import MPSAccelerator as CoreMPSAccelerator
 from core_lightning._environments import KnowsCores, in_lightnings_form
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import torch
-    from torch import nn
-
-    from core import Trainer
 
 _BELOW_THE_CPU = -1
 """The priority of a program's own device: as under Lightning, `"auto"` never takes it."""

@@ -5,24 +5,19 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from torch import nn
 
+from core import PathLike, Trainer
 from core.callbacks import BasePredictionWriter as CoreBasePredictionWriter
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core.callbacks import RichProgressBar as CoreRichProgressBar
 from core_lightning.overrides import RefusesOverrides
 from core_lightning.utilities import get_filesystem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import nn
-
-    from core import PathLike, Trainer
-
 
 _SAVING = (
     "_find_last_checkpoints _format_checkpoint_name _get_metric_interpolated_filepath_name _link_checkpoint "

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor, nn
 
 from core import ConfigurationError
 from core.callbacks import EarlyStopping as CoreEarlyStopping
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor, nn
 
 
 class EarlyStoppingReason(Enum):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any
+import signal
+from typing import Any
 
 from core import ClusterEnvironment as CoreClusterEnvironment
 from core import Found
@@ -13,9 +14,6 @@ from core.cluster import LSFEnvironment as CoreLSFEnvironment
 from core.cluster import MPIEnvironment as CoreMPIEnvironment
 from core.cluster import SLURMEnvironment as CoreSLURMEnvironment
 from core.cluster import TorchElasticEnvironment as CoreTorchElasticEnvironment
-
-if TYPE_CHECKING:
-    import signal
 
 
 class KnowsCores(abc.ABCMeta):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from core_lightning import _loggers as loggers
-
-if TYPE_CHECKING:
-    import os
 
 
 @cache

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from core import ConfigurationError, Logger
 from core.loggers import CSVLogger as CoreCSVLogger
-
-if TYPE_CHECKING:
-    import os
-
 
 _CORES: Any = object
 """Core's class of a logger, for those that stand before it."""

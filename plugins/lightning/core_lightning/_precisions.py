@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from torch.amp import GradScaler
 
 from core import ConfigurationError
 from core.accelerators import CPUAccelerator
 from core.precision import MixedPrecision as CoreMixedPrecision
-from core.precision import UniformPrecision
+from core.precision import Precision, UniformPrecision
 from core_lightning.differences import note
-
-if TYPE_CHECKING:
-    from torch.amp import GradScaler
-
-    from core.precision import Precision
 
 _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
 

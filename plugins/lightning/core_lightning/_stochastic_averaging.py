@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.optim import Optimizer
 from torch.optim.swa_utils import SWALR
 
-from core import Callback, Capability, ConfigurationError, UnsupportedError
+from core import Callback, Capability, ConfigurationError, Trainer, UnsupportedError
 from core_lightning.overrides import RefusesOverrides
 from core_lightning.types import LRSchedulerConfig
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-
-    from core import Trainer
-
-    Average = Callable[[Tensor, Tensor, Tensor], Tensor]
+Average = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 _IN_PARTS = Capability.SHARDED_STATE | Capability.OWNS_STEP | Capability.COMPILED_STEP
 """Strategies whose weights aren't whole between two steps."""

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from torch import nn
 
-from core import Callback, ConfigurationError
+from core import Callback, ConfigurationError, Trainer
+from core.trainer import FitCall
 from core_tuning import BatchSizeFinder as CoreBatchSizeFinder
 from core_tuning import LearningRateCurve as CoreLearningRateCurve
 from core_tuning import LearningRateFinder as CoreLearningRateFinder
 from core_tuning import Tuner as CoreTuner
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from core import Trainer
-    from core.trainer import FitCall
 
 _SMOOTHING = 0.98
 

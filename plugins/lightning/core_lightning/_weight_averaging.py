@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from core import Trainer
 from core_averaging import WeightAveraging as CoreWeightAveraging
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor, nn
-
-    from core import Trainer
-
-    Average = Callable[[Tensor, Tensor, Any], Tensor]
+Average = Callable[[Tensor, Tensor, Any], Tensor]
 
 
 class WeightAveraging(CoreWeightAveraging):

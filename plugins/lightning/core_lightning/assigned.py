@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from core import Callback, Capability, UnsupportedError
+from torch import nn
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from core import Trainer
+from core import Callback, Capability, Trainer, UnsupportedError
 
 _ENGINES = Capability.OWNS_STEP | Capability.COMPILED_STEP | Capability.JOINT_SETUP
 _CONFIGS = "lr_scheduler_configs"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from core import PathLike
 from core.checkpoint import TorchCheckpointIO
 from core_lightning.names import VERSION
 from core_lightning.progress import loops_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from core import PathLike
 
 _OWN_KEYS = ("model", "optimizers", "lr_schedulers", "hyper_parameters")
 """Sections of core's state that stand under Lightning's keys, and not a second time in the section `core`."""

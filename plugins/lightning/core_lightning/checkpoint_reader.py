@@ -6,14 +6,11 @@ don't say, so that a run goes on exactly.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, BinaryIO
 
 from core import CheckpointReader, __version__
 from core_lightning import foreign_objects
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from typing import BinaryIO
 
 _MARK = "pytorch-lightning_version"
 _OWN = "core"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch.distributed as dist
 
 from core import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
 
 _IN_PLACE = (
     "broadcast", "all_reduce", "reduce", "all_gather", "scatter", "reduce_scatter", "all_to_all", "recv",

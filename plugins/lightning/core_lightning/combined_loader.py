@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from core import CombinedLoader as CoreCombinedLoader
 from core.data import map_leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Self
 
 
 class CombinedLoader(CoreCombinedLoader):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from core_lightning.names import MODULES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MODE = "lightning"
 """The name under which jsonargparse knows how these configs are read and written: as YAML."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from core import ConfigurationError, Module
 from core.registry import require_package
 from core_lightning.utilities import move_data_to_device
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Exports(Module):

@@ -7,15 +7,13 @@ what was named to it.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Set
+from typing import Any, BinaryIO
 
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from core.checkpoint.building_blocks import unpickle
 from core.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Set
 
 _DICTS = ("AttributeDict", "Hyperparameters", "defaultdict")
 """Classes of dicts whose content is worth reading, by name: torch's unpickler fills nothing but plain dicts."""

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
+from typing import Any
 
+from core import Callback
 from core.trainer import HasHyperparameters
 from core_lightning.differences import note
 from core_lightning.installing import PAGE
 from core_lightning.objects import PickledObjects, is_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import FrameType
-
-    from core import Callback
 
 
 class HyperparametersMixin(HasHyperparameters):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from core import Callback, Capability, ModuleError
-
-if TYPE_CHECKING:
-    from core import Trainer
+from core import Callback, Capability, ModuleError, Trainer
 
 
 class LayerSync(abc.ABC):

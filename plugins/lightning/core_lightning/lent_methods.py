@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
-from core import Callback, ModuleError
+from core import Callback, ModuleError, Trainer
 from core.contract import empty_hook
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from core import Trainer
 
 _LOGS = ("log", "log_dict")
 _OF_CALLBACKS = ("on_exception", "on_sanity_check_start", "on_sanity_check_end")

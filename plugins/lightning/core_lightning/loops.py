@@ -6,12 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from core import Trainer
 from core_lightning.model_helpers import is_overridden
-
-if TYPE_CHECKING:
-    from core import Trainer
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from core import Callback, Capability, ModuleError, rank_zero_warn
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from core import Trainer
+from core import Callback, Capability, ModuleError, Trainer, rank_zero_warn
 
 
 class LRSchedules(Callback):

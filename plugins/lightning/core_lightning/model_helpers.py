@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from core import Callback, DataModule, Module
 from core_lightning.imports import _TORCHVISION_AVAILABLE
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _STEPS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
 _PLAIN = "_plain_steps"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from core import Callback
+from torch import nn
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
-    from core import Trainer
+from core import Callback, Trainer
 
 
 class ModeHooks:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Self
 
 from core import Module
 from core_lightning.exporting import Exports
@@ -12,10 +13,6 @@ from core_lightning.trust import TRUSTS
 from core_lightning.trusted_reads import as_path, objects_for
 from core_lightning.under_fabric import UnderFabric
 from core_lightning.whole_checkpoint import give_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
 
 
 class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from core import Callback, CheckpointError
+from torch import nn
+
+from core import Callback, CheckpointError, Trainer
 from core.checkpoint import to_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from torch import nn
-
-    from core import Trainer
 
 _KEY = "PickledObjects"
 _PICKLES = ("pickle", "pickle_of_hook")

@@ -7,13 +7,11 @@ import contextlib
 import functools
 import inspect
 import os
+from collections.abc import Callable
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from core import Callback
+from core import Callback
 
 _FACTORIES = "lightning.pytorch.callbacks_factory"
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from core import ConfigurationError
 from core_lightning.differences import note
-
-if TYPE_CHECKING:
-    from typing import Self
 
 
 class RefusesOverrides:

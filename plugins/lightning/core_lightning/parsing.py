@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from types import FrameType
+from types import FrameType
+from typing import Any
 
 
 class AttributeDict(dict[str, Any]):

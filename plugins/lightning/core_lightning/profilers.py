@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
-from core import ConfigurationError
+from core import ConfigurationError, PathLike
 from core.profilers import AdvancedProfiler as CoreAdvancedProfiler
 from core.profilers import Profiler
 from core.profilers import SimpleProfiler as CoreSimpleProfiler
-
-if TYPE_CHECKING:
-    from core import PathLike
 
 
 class SimpleProfiler(CoreSimpleProfiler):

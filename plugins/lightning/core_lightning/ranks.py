@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from core import rank_zero_only
 from core import rank_zero_warn as warn_at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class PossibleUserWarning(UserWarning):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
-from core import Callback
+from core import Callback, Trainer
 from core.callbacks import BasePredictionWriter, ModelSummary
 from core.checkpoint import collect_random_state
 from core.data import to_device
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from core import Trainer
 
 _MAKES = "_get_iterator"
 """The method of torch's loaders that `iter` calls."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from core import Callback, ConfigurationError
+from torch import nn
+
+from core import Callback, ConfigurationError, Trainer
 from core_lightning.utilities import get_filesystem
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from core import Trainer
 
 
 class SaveConfigCallback(Callback):

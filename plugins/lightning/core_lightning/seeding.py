@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from core import seed_everything as seed_all
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _VARIABLE = "PL_GLOBAL_SEED"
 

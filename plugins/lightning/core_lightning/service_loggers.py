@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from torch import nn
 
 from core import ConfigurationError
 from core_lightning._loggers import MissingPackageError, Prefixes
 from core_lightning.uploads import UploadsCheckpoints
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class TensorBoardLogger(Prefixes):

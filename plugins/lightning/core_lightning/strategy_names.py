@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from core import Callback, ConfigurationError, Strategy
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from core import Callback, ConfigurationError, Strategy, Trainer
 from core_lightning.utilities import move_data_to_device
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import torch
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from core import Trainer
 
 _LAYOUT = "Override get_module_state_dict and load_module_state_dict."
 _OPTIMIZER_STATE = "Override get_optimizer_state_dict(optimizer) and load_optimizer_state_dict(optimizer, state)."

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from core import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor, nn
-
-    from core import Fabric
+from core import ConfigurationError, Fabric
 
 _GROWING = {"time": "time", "batches": "batches", "samples": "samples", "lengths": "items"}
 """The totals, and what their rates are named after."""

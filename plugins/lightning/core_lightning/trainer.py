@@ -6,9 +6,11 @@ import dataclasses
 import inspect
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from core import Callback, CheckpointIO
+from torch import Tensor, nn
+
+from core import Callback, CheckpointIO, DataModule, PathLike
 from core import Trainer as CoreTrainer
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core.callbacks import ModelSummary
@@ -32,11 +34,6 @@ from core_lightning.same_draws import SameDraws
 from core_lightning.strategy_names import TellsStrategy, named
 from core_lightning.trainer_attributes import TrainerAttributes
 from core_lightning.trust import TRUSTS
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from core import DataModule, PathLike
 
 _OPTIONAL = ("min_epochs", "min_steps", "use_distributed_sampler")
 """Arguments that None leaves open."""

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import AbstractContextManager
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from core import ConfigurationError, GradientClipping
+from core import ConfigurationError, GradientClipping, Logger
 from core import Trainer as CoreTrainer
 from core_lightning.loops import EvaluationLoop, FitLoop
 from core_lightning.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from core import Logger
 
 
 def _option(name: str, doc: str, *, none: Any = None) -> Any:

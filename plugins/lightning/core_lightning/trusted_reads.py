@@ -8,21 +8,17 @@ import shutil
 import tempfile
 import warnings
 import zipfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from core import CheckpointError
+from core import CheckpointError, PathLike
 from core.checkpoint import load_checkpoint
 from core_lightning.objects import found_by, in_section, is_plain
 from core_lightning.parsing import AttributeDict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from core import PathLike
 
 _HPARAMS = "hyper_parameters"
 _load = torch.load

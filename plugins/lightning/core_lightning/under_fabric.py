@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from core import Module
+from core import Fabric, Logger, Module
 from core.data import map_leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from core import Fabric, Logger
 
 _OWN = ("_fabric", "_fabric_optimizers")
 

@@ -7,17 +7,14 @@ import sys
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
+from core import Strategy
 from core.data import map_leaves, to_device
 from core.fabric import FabricDataLoader, FabricModule, FabricOptimizer
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from core import Strategy
 
 
 class GradClipAlgorithmType(StrEnum):

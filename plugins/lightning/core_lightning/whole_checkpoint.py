@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from core_lightning.differences import note
 from core_lightning.names import VERSION
 from core_lightning.objects import PickledObjects, give_objects, is_plain, objects_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _HPARAMS = "hyper_parameters"
 

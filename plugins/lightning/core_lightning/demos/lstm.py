@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sized
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Sampler
 
 from core_lightning.demos.transformer import WikiText2
 from core_lightning.module import LightningModule
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sized
-
-    from torch import Tensor
-
-    Hidden = tuple[Tensor, Tensor]
+Hidden = tuple[Tensor, Tensor]
 
 
 class SimpleLSTM(nn.Module):

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.error import HTTPError
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, random_split
 
 from core import rank_zero_warn
 from core_lightning.data_module import LightningDataModule
 from core_lightning.demos.downloads import fetched
 from core_lightning.imports import _TORCHVISION_AVAILABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
 
 _FOLDER = "./data"
 _SOURCE = "https://pl-public-data.s3.amazonaws.com/MNIST/processed"

@@ -88,14 +88,7 @@ class ModelCheckpoint(RefusesOverrides, CoreModelCheckpoint):
         ver: int | None = None,
         prefix: str | None = None,
     ) -> str:
-        """The path of a checkpoint with these values. One that is missing is 0.
-
-        Args:
-            metrics: by name.
-            filename: a pattern in place of the callback's own.
-            ver: number of a version, appended.
-            prefix: stands before the name.
-        """
+        """The path of a checkpoint with these values, by the callback's pattern or another; a missing value is 0."""
 
         def fill(field: re.Match[str]) -> str:
             name, form = field.groups()
@@ -148,24 +141,14 @@ class WriteInterval(StrEnum):
     EPOCH = "epoch"
     BATCH_AND_EPOCH = "batch_and_epoch"
 
-    @property
-    def on_batch(self) -> bool:
-        """True if they are written after each batch."""
-        return self is not self.EPOCH
-
-    @property
-    def on_epoch(self) -> bool:
-        """True if they are written at the end."""
-        return self is not self.BATCH
+    on_batch = property(lambda self: self is not self.EPOCH, doc="True if they are written after each batch.")
+    on_epoch = property(lambda self: self is not self.BATCH, doc="True if they are written at the end.")
 
 
 class BasePredictionWriter(CoreBasePredictionWriter):
     """See `core.callbacks.BasePredictionWriter`."""
 
-    @property
-    def interval(self) -> WriteInterval:
-        """The moment at which predictions are written."""
-        return WriteInterval(self.write_interval)
+    interval = property(lambda self: WriteInterval(self.write_interval), doc="The moment at which they are written.")
 
 
 class RichProgressBarTheme:
@@ -187,7 +170,6 @@ class RichProgressBar(_Bar):
 
     Args:
         refresh_rate: 0 for none.
-        leave: write the row of each epoch.
         theme: taken for Lightning's sake.
         console_kwargs: of rich's Console.
     """
@@ -212,7 +194,6 @@ class TQDMProgressBar(_Bar):
     Args:
         refresh_rate: 0 for none.
         process_position: taken for Lightning's sake.
-        leave: write the row of each epoch.
     """
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:

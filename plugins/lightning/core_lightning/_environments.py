@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import signal
+from operator import attrgetter
 from typing import Any
 
 from core import ClusterEnvironment as CoreClusterEnvironment
@@ -38,10 +39,7 @@ class ClusterEnvironment(CoreClusterEnvironment, metaclass=KnowsCores):
     def creates_processes_externally(self) -> bool:
         """True if the environment starts every rank."""
 
-    @property
-    def creates_processes(self) -> bool:  # type: ignore[override]  # of an instance here
-        """The same, under core's name."""
-        return self.creates_processes_externally
+    creates_processes = property(attrgetter("creates_processes_externally"))
 
     @classmethod
     def detect(cls) -> bool:  # type: ignore[override]  # core asks its own classes
@@ -70,10 +68,7 @@ class ClusterEnvironment(CoreClusterEnvironment, metaclass=KnowsCores):
 class _InLightningsForm:
     """An environment of core's under Lightning's names. Stands before core's class."""
 
-    @property
-    def creates_processes_externally(self) -> bool:
-        """True if the environment starts every rank."""
-        return bool(self.creates_processes)  # type: ignore[attr-defined]  # of the other base
+    creates_processes_externally = property(attrgetter("creates_processes"), doc="True if it starts every rank.")
 
     @classmethod
     def detect(cls) -> bool:

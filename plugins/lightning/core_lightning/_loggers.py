@@ -17,7 +17,7 @@ _CORES: Any = object
 
 
 class Prefixes(_CORES):  # type: ignore[misc]
-    """For loggers whose metrics' names begin with a prefix and a hyphen. Stands before core's class."""
+    """For loggers with a `prefix`, which stands before the name of each metric with a hyphen. Precedes core's class."""
 
     LOGGER_JOIN_CHAR = "-"
     group_separator = "/"

@@ -91,11 +91,7 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
         return float("inf") if self._max_epochs is None else self._max_epochs - 1
 
     def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
-        """Refuse strategies whose weights aren't whole between two steps.
-
-        Raises:
-            UnsupportedError: such a one.
-        """
+        """Refuse strategies whose weights aren't whole between two steps."""
         if found := _IN_PARTS & trainer.strategy.capabilities:
             raise UnsupportedError(
                 f"StochasticWeightAveraging needs whole weights between two steps, and "
@@ -104,11 +100,7 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
             )
 
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """Find the first epoch, and make room for the average.
-
-        Raises:
-            ConfigurationError: several optimizers or schedulers, or a fraction of no number.
-        """
+        """Find the first epoch, and make room for the average."""
         if len(trainer.optimizers) != 1 or len(trainer.strategy.lr_schedulers) > 1:
             raise ConfigurationError("StochasticWeightAveraging works with one optimizer, and at most one scheduler.")
         epochs = trainer.options.max_epochs

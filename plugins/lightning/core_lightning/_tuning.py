@@ -48,13 +48,7 @@ class LearningRateCurve(CoreLearningRateCurve):
 
 
 class LearningRateSearch(Callback):
-    """Fills a curve.
-
-    Args:
-        curve: to fill.
-        early_stop_threshold: ends the search where a smoothed loss is so many times the best one; None doesn't.
-        max_epochs: of the Trainer, which end it too.
-    """
+    """Fills a curve. A smoothed loss that is `early_stop_threshold` times the best one ends the search."""
 
     def __init__(self, curve: LearningRateCurve, early_stop_threshold: float | None, max_epochs: int | None) -> None:
         self.curve, self._threshold, self._max_epochs = curve, early_stop_threshold, max_epochs
@@ -120,16 +114,8 @@ class BatchSizeFinder(CoreBatchSizeFinder):
     """Finds the largest batches that fit; see `core_tuning.BatchSizeFinder`.
 
     Args:
-        mode: `"power"` or `"binsearch"`.
-        steps_per_trial: batches of each size.
-        init_val: the first size.
-        max_trials: sizes to try at most.
-        batch_arg_name: of the attribute.
         margin: share by which the result of `"binsearch"` is reduced.
         max_val: the largest size.
-
-    Raises:
-        ConfigurationError: arguments that can't be.
     """
 
     def __init__(

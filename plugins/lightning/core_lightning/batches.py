@@ -12,11 +12,7 @@ from core.data import size_of
 
 
 def suggested_max_num_workers(local_world_size: int) -> int:
-    """A number of loader workers for each process of this machine: its cores, shared, and one less.
-
-    Raises:
-        ValueError: there is no process.
-    """
+    """A number of loader workers for each process of this machine: its cores, shared, and one less."""
     if local_world_size < 1:
         raise ValueError(f"suggested_max_num_workers({local_world_size}): expected at least 1 process.")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -24,11 +20,7 @@ def suggested_max_num_workers(local_world_size: int) -> int:
 
 
 def extract_batch_size(batch: Any) -> int:
-    """Number of samples in a batch.
-
-    Raises:
-        ModuleError: nothing in it says so.
-    """
+    """Number of samples in a batch."""
     if (size := size_of(batch)) is None:
         raise ModuleError(
             f"The number of samples in a {type(batch).__name__} is unknown. Log with self.log(..., batch_size=...)."

@@ -79,10 +79,11 @@ def _by_position(optimizer: Mapping[str, Any], names: list[str] | None) -> Any:
     """The state as torch itself has it, with numbers in the place of names."""
     if names is None:
         return optimizer
-    position = {name: index for index, name in enumerate(names)}
-    groups = [{**group, "params": [position[name] for name in group["params"]]} for group in optimizer["param_groups"]]
-    return {
-        **optimizer,
-        "state": {position[name]: entry for name, entry in optimizer["state"].items()},
-        "param_groups": groups,
-    }
+    return renamed(optimizer, {name: index for index, name in enumerate(names)})
+
+
+def renamed(optimizer: Mapping[str, Any], key: Any) -> dict[str, Any]:
+    """The state of an optimizer, whose parameters have other keys: `key[name]` is that of `name`."""
+    groups = [{**group, "params": [key[name] for name in group["params"]]} for group in optimizer["param_groups"]]
+    state = {key[name]: entry for name, entry in optimizer["state"].items()}
+    return {**optimizer, "state": state, "param_groups": groups}

@@ -6,11 +6,12 @@ don't say, so that a run goes on exactly.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, BinaryIO
 
 from core import CheckpointReader, __version__
 from core_lightning import foreign_objects
+from core_lightning.checkpoint_io import renamed
 
 _MARK = "pytorch-lightning_version"
 _OWN = "core"
@@ -85,15 +86,9 @@ def _translate_own(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str
         state["hyper_parameters"] = dict(saved["hyper_parameters"])
     if "optimizer_states" in saved:
         pairs = zip(saved["optimizer_states"], own["optimizer_names"], strict=True)
-        state["optimizers"] = [optimizer if names is None else _by_name(optimizer, names) for optimizer, names in pairs]
+        state["optimizers"] = [optimizer if names is None else renamed(optimizer, names) for optimizer, names in pairs]
         state["lr_schedulers"] = list(saved.get("lr_schedulers", []))
     return state
-
-
-def _by_name(optimizer: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    groups = [{**group, "params": [names[index] for index in group["params"]]} for group in optimizer["param_groups"]]
-    by_name = {names[index]: entry for index, entry in optimizer["state"].items()}
-    return {**optimizer, "state": by_name, "param_groups": groups}
 
 
 _KNOWN = {

@@ -68,18 +68,12 @@ class LightningCLI:
         Args:
             model_class: a class, or a function that returns a module; None for any that the config names.
             datamodule_class: likewise; None for any, or none.
-            save_config_callback: writes the config; None for nothing.
-            save_config_kwargs: its arguments.
-            trainer_class: the Trainer, or a function that returns one.
             trainer_defaults: arguments of the Trainer in place of its own; callbacks among them are always there.
             seed_everything_default: a number; True for 0, False to seed nothing.
             parser_kwargs: arguments of the parsers; those of one subcommand under its name.
-            parser_class: of the parsers.
             subclass_mode_model: let the config name a subclass.
-            subclass_mode_data: likewise.
             args: in place of the program's own arguments: words, or a dict of values.
             run: False to make everything and run nothing.
-            auto_configure_optimizers: add arguments for an optimizer and a scheduler.
             load_from_checkpoint_support: without effect: hyperparameters are what `__init__` of the module receives.
         """
         self.save_config_callback, self.save_config_kwargs = save_config_callback, save_config_kwargs or {}
@@ -211,11 +205,7 @@ class LightningCLI:
         """Act on what was made. Meant to be overridden."""
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Make the Trainer.
-
-        Args:
-            kwargs: arguments that override the config's.
-        """
+        """Make the Trainer, with arguments that override the config's."""
         options = {**_as_dict(self._get(self.config_init, "trainer")), **kwargs}
         parser, given = self._own_parser(), options.get("callbacks")
         callbacks = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
@@ -309,12 +299,7 @@ class LightningCLI:
 
 
 def instantiate_class(args: Any, init: dict[str, Any]) -> Any:
-    """An object of the class that `init["class_path"]` names.
-
-    Args:
-        args: arguments by position, one or a tuple.
-        init: with others by name under `init_args`.
-    """
+    """An object of the class that `init["class_path"]` names, of one argument or a tuple, and those in `init_args`."""
     home, _, name = init["class_path"].rpartition(".")
     given = args if isinstance(args, tuple) else (args,)
     kind = getattr(__import__(home, fromlist=[name]), name)

@@ -27,14 +27,7 @@ AUTOMATIC = "AUTOMATIC"
 
 
 class ReduceLROnPlateau(torch_schedulers.ReduceLROnPlateau):
-    """torch's scheduler, with the metric that it watches.
-
-    Args:
-        optimizer: whose learning rate it lowers.
-        monitor: name of the metric.
-        args: of torch's scheduler.
-        kwargs: likewise.
-    """
+    """torch's scheduler, with the name of the metric that it watches."""
 
     def __init__(self, optimizer: Optimizer, monitor: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(optimizer, *args, **kwargs)
@@ -61,18 +54,7 @@ class LightningArgumentParser(ArgumentParser):  # type: ignore[misc]  # jsonargp
         default_env: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Create a parser.
-
-        Args:
-            args: of jsonargparse's parser.
-            description: stands in the help.
-            env_prefix: of environment variables, such as `PL_TRAINER__MAX_EPOCHS`.
-            default_env: take values from them.
-            kwargs: of jsonargparse's parser.
-
-        Raises:
-            ConfigurationError: jsonargparse isn't installed.
-        """
+        """Create a parser; `default_env` takes values from variables such as `PL_TRAINER__MAX_EPOCHS`."""
         if ArgumentParser is object:
             raise ConfigurationError(
                 "LightningCLI needs jsonargparse. Install it: pip install 'jsonargparse[signatures]'."
@@ -87,13 +69,9 @@ class LightningArgumentParser(ArgumentParser):  # type: ignore[misc]  # jsonargp
     def add_lightning_class_args(
         self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
     ) -> list[str]:
-        """Add the arguments of a class, or of a function that makes one of its objects.
+        """Add a section: the arguments of a Trainer, module, data module or callback, or of a function that makes one.
 
-        Args:
-            lightning_class: of a Trainer, module, data module or callback.
-            nested_key: the section.
-            subclass_mode: let the config name a subclass.
-            required: whether the section is needed.
+        With `subclass_mode` the config names a subclass.
         """
         kind = lightning_class if isinstance(lightning_class, type) else class_from_function(lightning_class)
         if issubclass(kind, Callback):
@@ -108,12 +86,9 @@ class LightningArgumentParser(ArgumentParser):  # type: ignore[misc]  # jsonargp
     def add_optimizer_args(
         self, optimizer_class: Any = (Optimizer,), nested_key: str = "optimizer", link_to: str = AUTOMATIC
     ) -> None:
-        """Add the arguments of an optimizer.
+        """Add the arguments of an optimizer, of a class or of those subclasses of several that the config names.
 
-        Args:
-            optimizer_class: a class; or a tuple of them, whose subclasses the config names.
-            nested_key: the section.
-            link_to: an argument that gets it; by default it becomes the module's own.
+        `link_to` is an argument that gets it; by default it becomes the module's own.
         """
         self._add_class(optimizer_class, nested_key, skip="params")
         self.optimizers[nested_key] = (optimizer_class, link_to)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any, Self
 
 from core import CombinedLoader as CoreCombinedLoader
 from core.data import map_leaves
+
+
+def _of_each(name: str, doc: str) -> Any:
+    return property(lambda self: self._filled(getattr(each, name, None) for each in self.flattened), doc=doc)
 
 
 class CombinedLoader(CoreCombinedLoader):
@@ -24,25 +29,14 @@ class CombinedLoader(CoreCombinedLoader):
         super().__init__(iterables, mode)
         self._reader: Iterator[tuple[Any, int, int]] | None = None
 
-    @property
-    def iterables(self) -> Any:
-        """The loaders as they were given."""
-        return self.loaders
+    iterables = property(attrgetter("loaders"), doc="The loaders as they were given.")
+    sampler = _of_each("sampler", "The samplers of the loaders, in their structure.")
+    batch_sampler = _of_each("batch_sampler", "The batch samplers of the loaders, in their structure.")
 
     @property
     def flattened(self) -> list[Any]:
         """The loaders, in the order in which they are read."""
         return [loader for _, loader in self.leaves]
-
-    @property
-    def sampler(self) -> Any:
-        """The samplers of the loaders, in their structure."""
-        return self._filled(getattr(loader, "sampler", None) for loader in self.flattened)
-
-    @property
-    def batch_sampler(self) -> Any:
-        """The batch samplers of the loaders, in their structure."""
-        return self._filled(getattr(loader, "batch_sampler", None) for loader in self.flattened)
 
     def _filled(self, leaves: Iterator[Any]) -> Any:
         own = set(map(id, self.flattened))

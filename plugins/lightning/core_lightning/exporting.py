@@ -18,18 +18,9 @@ class Exports(Module):
     """A module that writes itself in other forms."""
 
     def to_onnx(self, file_path: Any = None, input_sample: Any = None, **options: Any) -> Any:
-        """Write the model as ONNX.
+        """Write the model as ONNX to a path or an open file, if there is one; see `torch.onnx.export`.
 
-        Args:
-            file_path: the file, or an open one; None writes none.
-            input_sample: inputs of `forward`; None are those of `example_input_array`.
-            options: go to `torch.onnx.export`.
-
-        Returns:
-            what `torch.onnx.export` returns.
-
-        Raises:
-            ConfigurationError: no inputs, or a package that isn't installed.
+        `input_sample` are inputs of `forward`; None are those of `example_input_array`.
         """
         require_package("onnx", user="to_onnx", install="onnx onnxscript")
         sample = self._example(input_sample, "to_onnx", "input_sample")
@@ -40,16 +31,13 @@ class Exports(Module):
     def to_torchscript(
         self, file_path: Any = None, method: str = "script", example_inputs: Any = None, **options: Any
     ) -> Any:
-        """The module as TorchScript, in evaluation mode.
+        """The module as TorchScript, in evaluation mode; also written, if there is a path.
 
         Args:
             file_path: where to write it; None for nowhere.
             method: `"script"` or `"trace"`.
             example_inputs: for a trace: inputs of `forward`; None are those of `example_input_array`.
             options: go to `torch.jit.script` or `torch.jit.trace`.
-
-        Raises:
-            ConfigurationError: another method, or no inputs for a trace.
         """
         if method not in ("script", "trace"):
             raise ConfigurationError(f"to_torchscript(method={method!r}): expected 'script' or 'trace'.")
@@ -65,11 +53,7 @@ class Exports(Module):
         return made
 
     def to_tensorrt(self, *_: Any, **__: Any) -> None:
-        """Not there.
-
-        Raises:
-            ConfigurationError: always.
-        """
+        """Refuse: it isn't there."""
         raise ConfigurationError("to_tensorrt isn't on core: call torch_tensorrt.compile(module, inputs=...) yourself.")
 
     def _example(self, given: Any, method: str, argument: str) -> Any:
@@ -82,7 +66,7 @@ class Exports(Module):
 
     @contextlib.contextmanager
     def _exported(self) -> Iterator[None]:
-        """Leave the mode as it was, and the trainer out: it is no part of the model."""
+        """Leave the mode as it was."""
         mode = self.training
         try:
             yield

@@ -38,15 +38,9 @@ class _PlainDict:
 
 
 def read(file: BinaryIO, path: str, unread: Set[str]) -> dict[str, Any] | None:
-    """The content of a file, without objects of other classes, which a warning names.
+    """The content of a file, without objects of other classes, which a warning names; None if it can't be read so.
 
-    Args:
-        file: seekable.
-        path: of it, for the warning.
-        unread: keys that nobody looks at: objects below them are no warning.
-
-    Returns:
-        None for a file that can't be read without them either.
+    Objects below the keys `unread`, which nobody looks at, are no warning.
     """
     try:
         loaded = unpickle(file, _stand_ins(file))
@@ -69,11 +63,7 @@ def read(file: BinaryIO, path: str, unread: Set[str]) -> dict[str, Any] | None:
 
 
 def _stand_ins(file: BinaryIO) -> list[tuple[Any, str]]:
-    """The stand-ins, by name, of all classes and functions that torch's safe unpickler refuses.
-
-    Raises:
-        ValueError: the file isn't one of torch's.
-    """
+    """The stand-ins, by name, of all classes and functions that torch's safe unpickler refuses."""
     file.seek(0)
     names = get_unsafe_globals_in_checkpoint(file)
     file.seek(0)
@@ -81,12 +71,9 @@ def _stand_ins(file: BinaryIO) -> list[tuple[Any, str]]:
 
 
 def _copy(value: Any, path: str, left: dict[str, str]) -> Any:
-    """A copy of what was read, without stand-ins.
+    """A copy of what was read, without stand-ins: their paths, and the names of their classes, are added to `left`.
 
-    Args:
-        value: nested dicts and lists.
-        path: of it, for a reader.
-        left: is filled with the paths that are left out, and the names of their classes. A list goes as a whole.
+    A list that holds one goes as a whole.
     """
     # Of a class or a function itself, the stand-in is there, and not an instance of it.
     kind = value if isinstance(value, type) else type(value)

@@ -55,22 +55,14 @@ def _plain(layer: nn.SyncBatchNorm) -> nn.Module:
 
 
 class SyncsLayers(Callback):
-    """Applies a `LayerSync` for `fit` on several ranks, and reverts it afterwards.
-
-    Args:
-        plugin: of the Trainer.
-    """
+    """Applies a `LayerSync` for `fit` on several ranks, and reverts it afterwards."""
 
     def __init__(self, plugin: LayerSync) -> None:
         self.plugin = plugin
         self._is_applied = False
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
-        """Replace the layers.
-
-        Raises:
-            ModuleError: the plugin makes another module of the whole.
-        """
+        """Replace the layers; the module itself has to stay."""
         if stage != "fit" or Capability.COLLECTIVES not in trainer.strategy.capabilities:
             return
         if self.plugin.apply(module) is not module:

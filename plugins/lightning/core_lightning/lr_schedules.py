@@ -28,8 +28,10 @@ class LRSchedules(Callback):
         self._step_waiting(trainer, module)
 
     def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """Step those that have waited for the end of the epoch before."""
+        """Step those that have waited for the end of the epoch before, as at the end of training."""
         self._step_waiting(trainer, module)
+
+    on_train_end = on_train_epoch_start
 
     def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
         """Step those that have waited for a validation."""
@@ -52,10 +54,6 @@ class LRSchedules(Callback):
         limit = trainer.max_steps
         if not trainer.should_stop and not 0 <= limit <= trainer.global_step:
             self._end_epoch(trainer, module)
-
-    def on_train_end(self, trainer: Trainer, module: nn.Module) -> None:
-        """Step those that have waited for the end of the last epoch."""
-        self._step_waiting(trainer, module)
 
     def _end_epoch(self, trainer: Trainer, module: nn.Module) -> None:
         if self._epoch != trainer.current_epoch:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
 
 from core import Callback
 from core_lightning.model_helpers import is_overridden
 from core_lightning.seeding import isolate_rng
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
-    from core_lightning.trainer import Trainer
 
 _TRAIN, _VALIDATION = "train_dataloader", "val_dataloader"
 
@@ -29,7 +25,7 @@ class MadeLoaders(Callback):
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, dict[str, Any]]] = []
 
-    def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
+    def setup(self, trainer: Any, module: nn.Module, stage: str) -> None:
         """Replace the hooks."""
         if stage != "fit":
             return
@@ -49,11 +45,11 @@ class MadeLoaders(Callback):
             owner.__dict__[_VALIDATION] = _after(once, getattr(owner, _VALIDATION))
             owner.__dict__[_TRAIN] = once
 
-    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_fit_start(self, trainer: Any, module: nn.Module) -> None:
         """Restore the hooks: loaders that are asked for later are made when they are."""
         self._restore()
 
-    def on_exception(self, trainer: Trainer, module: nn.Module, exception: BaseException) -> None:
+    def on_exception(self, trainer: Any, module: nn.Module, exception: BaseException) -> None:
         """Restore the hooks."""
         self._restore()
 

@@ -49,11 +49,7 @@ def _function(method: Any) -> Any:
 
 
 def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
-    """A model of torchvision's, by its name.
-
-    Raises:
-        ModuleNotFoundError: torchvision isn't installed.
-    """
+    """A model of torchvision's, by its name."""
     if not _TORCHVISION_AVAILABLE:
         raise ModuleNotFoundError(str(_TORCHVISION_AVAILABLE))
     return import_module("torchvision.models").get_model(model_name, **kwargs)  # type: ignore[no-any-return]
@@ -78,11 +74,7 @@ def set_shared_parameters(module: nn.Module, shared_params: list[list[str]]) -> 
 
 
 def from_compiled(model: Any) -> Any:
-    """The module within the result of `torch.compile`, with compiled steps.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """The module within the result of `torch.compile`, with compiled steps."""
     from torch._dynamo import OptimizedModule
 
     if not isinstance(model, OptimizedModule):
@@ -98,11 +90,7 @@ def from_compiled(model: Any) -> Any:
 
 
 def to_uncompiled(model: Any) -> Any:
-    """The module without compiled steps, of a result of `torch.compile` or `from_compiled`.
-
-    Raises:
-        ValueError: it isn't compiled.
-    """
+    """The module without compiled steps, of a result of `torch.compile` or `from_compiled`."""
     from torch._dynamo import OptimizedModule
 
     module: Any = model._orig_mod if isinstance(model, OptimizedModule) else model

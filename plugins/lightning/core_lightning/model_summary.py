@@ -6,41 +6,26 @@ from torch import nn
 
 
 class ModelSummary:
-    """The parts of a module, down to a depth, with their classes and numbers of parameters."""
+    """The parts of a module, down to a depth, with their classes and numbers of parameters.
+
+    Attributes:
+        layer_names: paths of the parts.
+        layer_types: names of their classes.
+        param_nums: elements of each part's parameters, with those of its own parts.
+        total_parameters: elements of all parameters.
+        trainable_parameters: elements of those that are trained.
+    """
 
     def __init__(self, model: nn.Module, max_depth: int = 1) -> None:
         """Look at a module; -1 is any depth."""
-        self._model = model
-        self._layers = {
+        layers = {
             name: part
             for name, part in model.named_modules()
             if name and (max_depth < 0 or name.count(".") < max_depth)
         }
-
-    @property
-    def layer_names(self) -> list[str]:
-        """Paths of the parts."""
-        return list(self._layers)
-
-    @property
-    def layer_types(self) -> list[str]:
-        """Names of their classes."""
-        return [type(part).__name__ for part in self._layers.values()]
-
-    @property
-    def param_nums(self) -> list[int]:
-        """Elements of each part's parameters, with those of its own parts."""
-        return [_count(part) for part in self._layers.values()]
-
-    @property
-    def total_parameters(self) -> int:
-        """Elements of all parameters."""
-        return _count(self._model)
-
-    @property
-    def trainable_parameters(self) -> int:
-        """Elements of those that are trained."""
-        return _count(self._model, trained_only=True)
+        self.layer_names, self.layer_types = list(layers), [type(part).__name__ for part in layers.values()]
+        self.param_nums = [_count(part) for part in layers.values()]
+        self.total_parameters, self.trainable_parameters = _count(model), _count(model, trained_only=True)
 
     def __str__(self) -> str:
         rows = [*zip(self.layer_names, self.layer_types, map(str, self.param_nums), strict=True)]

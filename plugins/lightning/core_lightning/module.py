@@ -72,10 +72,7 @@ class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
         own = self.trainer.optimizers
         return own[0] if len(own) == 1 else own
 
-    @property
-    def on_gpu(self) -> bool:
-        """True if the module is on a CUDA device."""
-        return self.device.type == "cuda"
+    on_gpu = property(lambda self: self.device.type == "cuda", doc="True if the module is on a CUDA device.")
 
     @classmethod
     def load_from_checkpoint(

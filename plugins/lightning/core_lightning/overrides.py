@@ -29,11 +29,7 @@ class RefusesOverrides:
             note(cls._refused, page="docs/lightning.md", stacklevel=2)
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        """Refuse a class with such a method.
-
-        Raises:
-            ConfigurationError: it has one.
-        """
+        """Refuse a class with such a method."""
         if cls._refused:
             raise ConfigurationError(cls._refused)
         return super().__new__(cls)

@@ -63,21 +63,13 @@ def lightning_hasattr(model: Any, attribute: str) -> bool:
 
 
 def lightning_getattr(model: Any, attribute: str) -> Any:
-    """The attribute of the first of these that has it.
-
-    Raises:
-        AttributeError: none has.
-    """
+    """The attribute of the first of these that has it."""
     holder = _existing(model, attribute)
     return holder[attribute] if isinstance(holder, dict) else getattr(holder, attribute)
 
 
 def lightning_setattr(model: Any, attribute: str, value: Any) -> None:
-    """Set the attribute of the first of these that has it.
-
-    Raises:
-        AttributeError: none has.
-    """
+    """Set the attribute of the first of these that has it."""
     setattr(_existing(model, attribute), attribute, value)
 
 

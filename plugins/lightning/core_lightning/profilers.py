@@ -14,8 +14,6 @@ class SimpleProfiler(CoreSimpleProfiler):
     """Counts and times each action; see `core.profilers.SimpleProfiler`.
 
     Args:
-        dirpath: folder of the reports.
-        filename: begins their names.
         extended: taken for Lightning's sake; the table always has the number of calls.
     """
 
@@ -27,13 +25,8 @@ class AdvancedProfiler(CoreAdvancedProfiler):
     """Runs Python's own profiler in each action; see `core.profilers.AdvancedProfiler`.
 
     Args:
-        dirpath: folder of the reports.
-        filename: begins their names.
         line_count_restriction: functions that each table shows; 1.0 for all.
         dump_stats: must be False.
-
-    Raises:
-        ConfigurationError: another fraction, or `dump_stats`.
     """
 
     def __init__(
@@ -60,8 +53,7 @@ class PassThroughProfiler(Profiler):
     def start(self, action: str) -> None:
         """Do nothing."""
 
-    def stop(self, action: str) -> None:
-        """Do nothing."""
+    stop = start
 
     def summary(self) -> str:
         """Nothing."""

@@ -85,17 +85,14 @@ def rank_prefixed_message(message: str, rank: int | None) -> str:
 class _Ignored:
     """An object of which any method can be called, and does nothing."""
 
-    def nop(self, *_: Any, **__: Any) -> None:
+    def __setitem__(self, *_: Any, **__: Any) -> None:
         """Do nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return self.nop
+        return self.__setitem__
 
     def __getitem__(self, index: int) -> _Ignored:
         return self
-
-    def __setitem__(self, *_: Any) -> None:
-        """Do nothing."""
 
 
 def rank_zero_experiment(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,15 +13,12 @@ _VARIABLE = "PL_GLOBAL_SEED"
 
 
 def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
-    """Seed Python's, NumPy's and torch's generators; see `core.seed_everything`.
+    """Seed Python's, NumPy's and torch's generators, and return the seed; see `core.seed_everything`.
 
     Args:
         seed: None is that of the variable `PL_GLOBAL_SEED`, or else 0.
         workers: loaders' workers follow from the seed in any case.
         verbose: taken for Lightning's sake; nothing is printed.
-
-    Returns:
-        The seed.
     """
     import numpy  # noqa: F401  (core seeds it where it is used; a program may import it later)
 

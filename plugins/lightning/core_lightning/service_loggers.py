@@ -22,18 +22,10 @@ class TensorBoardLogger(Prefixes):
     """Event files in `lightning_logs/version_n`; see core-tensorboard.
 
     Args:
-        save_dir: holds the experiments.
-        name: of the experiment, a folder in `save_dir`; None or empty for none.
-        version: of this run.
         log_graph: must be False: the graph can be added by `logger.experiment.add_graph`.
         default_hp_metric: record `hp_metric` with hyperparameters that come without metrics.
-        prefix: stands before the name of each metric, with a hyphen.
-        sub_dir: of the run's folder; must be None.
+        sub_dir: must be None.
         options: go to `torch.utils.tensorboard.SummaryWriter`.
-
-    Raises:
-        ConfigurationError: an argument asks for something that isn't there.
-        MissingPackageError: the package tensorboard is not installed.
     """
 
     def __init__(
@@ -77,24 +69,14 @@ class WandbLogger(UploadsCheckpoints):
     """A run of Weights & Biases; see core-wandb.
 
     Args:
-        name: of the run, for people.
-        save_dir: holds W&B's own files and the folders of runs.
         version: id of the run.
-        offline: send nothing; `wandb sync` does it later.
         dir: another name of `save_dir`.
         id: another name of `version`.
         anonymous: None or False: W&B has given up anonymous runs.
         project: in which W&B lists the run; None is WANDB_PROJECT, or `lightning_logs`.
-        log_model: send checkpoints as artifacts: `"all"`, True at the end, or False.
-        experiment: the run, if you have opened it yourself.
-        prefix: stands before the name of each metric, with a hyphen.
         checkpoint_name: of the artifacts; None is `model-` and the id.
         add_file_policy: `"immutable"` lets W&B read a checkpoint where it lies, without a copy.
         options: go to `wandb.init`.
-
-    Raises:
-        ConfigurationError: arguments that contradict each other.
-        MissingPackageError: the package wandb is not installed.
     """
 
     def __init__(
@@ -225,19 +207,9 @@ class MLFlowLogger(UploadsCheckpoints):
     """A run of MLflow; see core-mlflow.
 
     Args:
-        experiment_name: made if it isn't there.
-        run_name: for people.
         tracking_uri: of the server or store; None is MLFLOW_TRACKING_URI, or files in `save_dir`.
-        tags: of a new run.
-        save_dir: a local store, if no server is given.
-        log_model: send checkpoints as artifacts: `"all"`, True at the end, or False.
-        prefix: stands before the name of each metric, with a hyphen.
-        artifact_location: of a new experiment.
         run_id: of a run to continue.
         synchronous: True waits at each call until its values have arrived.
-
-    Raises:
-        MissingPackageError: the package mlflow is not installed.
     """
 
     def __init__(
@@ -291,18 +263,10 @@ class CometLogger(Prefixes):
     """An experiment of Comet; see core-comet.
 
     Args:
-        api_key: of your account; None is Comet's own choice.
-        workspace: None is the default of your account.
-        project: in which Comet lists the experiment.
         experiment_key: of an experiment to continue.
         mode: `"get_or_create"`, the only one.
         online: False writes an archive and sends nothing.
-        prefix: stands before the name of each metric, with a hyphen.
         options: go to `comet_ml.ExperimentConfig`; `offline_directory` is where archives go.
-
-    Raises:
-        ConfigurationError: a `mode` that isn't there.
-        MissingPackageError: the package comet-ml is not installed.
     """
 
     def __init__(

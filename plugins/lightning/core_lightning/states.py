@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 
 class TrainerStatus(StrEnum):
@@ -14,10 +15,7 @@ class TrainerStatus(StrEnum):
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
 
-    @property
-    def stopped(self) -> bool:
-        """True after its end, whichever."""
-        return self in (self.FINISHED, self.INTERRUPTED)
+    stopped = property(lambda self: self in (self.FINISHED, self.INTERRUPTED), doc="True after its end, whichever.")
 
 
 class TrainerFn(StrEnum):
@@ -57,12 +55,5 @@ class TrainerState:
     fn: TrainerFn | None = None
     stage: RunningStage | None = None
 
-    @property
-    def finished(self) -> bool:
-        """True after a normal end."""
-        return self.status == TrainerStatus.FINISHED
-
-    @property
-    def stopped(self) -> bool:
-        """True after any end."""
-        return self.status.stopped
+    finished = property(lambda self: self.status == TrainerStatus.FINISHED, doc="True after a normal end.")
+    stopped = property(attrgetter("status.stopped"), doc="True after any end.")

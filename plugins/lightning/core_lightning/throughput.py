@@ -45,12 +45,8 @@ class Throughput:
             time: seconds.
             batches: number of batches.
             samples: number of samples, at least `batches`.
-            lengths: number of items in the samples, at least `samples`.
+            lengths: number of items in the samples, at least `samples`; with all updates or none.
             flops: FLOPs since the last update.
-
-        Raises:
-            ValueError: a total is smaller than the one before, or than that of which it consists.
-            RuntimeError: lengths come with some updates only.
         """
         given = {"time": time, "batches": batches, "samples": samples}
         given |= {} if lengths is None else {"lengths": lengths}
@@ -98,9 +94,7 @@ class Throughput:
 class ThroughputMonitor(Throughput):
     """Throughput that rank 0 hands to a Fabric's loggers.
 
-    Args:
-        fabric: the Fabric, launched.
-        options: of `Throughput`. Pass `available_flops` for the utilization: core has no table of devices.
+    Pass `available_flops` for the utilization: core has no table of devices.
     """
 
     def __init__(self, fabric: Fabric, **options: Any) -> None:

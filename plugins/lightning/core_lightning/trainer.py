@@ -24,12 +24,12 @@ from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import note
 from core_lightning.hyperparameters import note_objects
 from core_lightning.layer_sync import LayerSync, SyncsLayers
-from core_lightning.lent_methods import LentMethods
 from core_lightning.lr_schedules import LRSchedules
 from core_lightning.made_loaders import MadeLoaders
 from core_lightning.model_modes import ModelModes, ModesAfterwards
 from core_lightning.objects import PickledObjects
 from core_lightning.outside import callbacks_of_packages, with_variables
+from core_lightning.replaced_methods import ReplacedMethods
 from core_lightning.same_draws import SameDraws
 from core_lightning.strategy_names import TellsStrategy, named
 from core_lightning.trainer_attributes import TrainerAttributes
@@ -109,7 +109,7 @@ class Trainer(TrainerAttributes):
 
         modes = ModelModes()
         observers: list[Callback] = [TellsStrategy(), modes, ModesAfterwards(modes), SetsUpAccelerator()]
-        observers += [LentMethods(), LRSchedules(), Assigned()]
+        observers += [ReplacedMethods(), LRSchedules(), Assigned()]
         observers += map(SyncsLayers, syncs)
         if use_distributed_sampler is None and self.world_size == 1:
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)

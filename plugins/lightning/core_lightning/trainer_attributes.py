@@ -125,15 +125,20 @@ class TrainerAttributes(CoreTrainer):
     precision_plugin = _view("strategy.precision_plugin", "The number formats.")
     lr_scheduler_configs = _view("strategy.lr_schedulers", "The schedulers, each with when it is stepped.")
 
+    optimizers = property(
+        attrgetter("strategy.optimizers"),
+        lambda self, optimizers: setattr(self.strategy, "optimizers", optimizers),
+        doc="The optimizers, also after `fit`.",
+    )
+    scaler = property(
+        lambda self: getattr(self.precision_plugin, "scaler", None),
+        doc="The scaler of float16's loss, or None.",
+    )
+
     @property
     def evaluating(self) -> bool:
         """True in validation and test batches, in `fit` too."""
         return self.validating or self.testing or self.sanity_checking
-
-    @property
-    def scaler(self) -> Any:
-        """The scaler of float16's loss; None without one."""
-        return getattr(self.precision_plugin, "scaler", None)
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
@@ -157,15 +162,6 @@ class TrainerAttributes(CoreTrainer):
             is_distributed=strategy.world_size > 1,
             strategy=strategy,
         )
-
-    @property
-    def optimizers(self) -> list[Any]:
-        """The optimizers, also after `fit`."""
-        return self.strategy.optimizers
-
-    @optimizers.setter
-    def optimizers(self, optimizers: list[Any]) -> None:
-        self.strategy.optimizers = optimizers
 
     @property
     def is_last_batch(self) -> bool:

@@ -26,20 +26,10 @@ _load = torch.load
 
 @contextmanager
 def objects_for(cls: type[Any], path: PathLike, *, is_trusted: bool) -> Iterator[dict[str, Any]]:
-    """A context in which modules that are made find what their `on_save_checkpoint` had added to a checkpoint.
+    """A context in which modules of a class find what their `on_save_checkpoint` had added to a checkpoint.
 
-    Nobody hears there that objects are left out.
-
-    Args:
-        cls: of the modules.
-        path: of the checkpoint.
-        is_trusted: else nothing is unpickled, and there are none.
-
-    Yields:
-        Hyperparameters, as arguments of `__init__`.
-
-    Raises:
-        CheckpointError: the objects can't be unpickled.
+    It gives hyperparameters, as arguments of `__init__`, and nobody hears that objects are left out. Where the file
+    isn't trusted, nothing is unpickled, and there are none.
     """
     if not is_trusted:
         yield {}

@@ -19,19 +19,12 @@ class UnderFabric(Module):
     _fabric: Fabric | None = None
     _fabric_optimizers: Sequence[Any] = ()
 
-    @property
-    def fabric(self) -> Fabric | None:
-        """The Fabric that has set this module up; None under a Trainer."""
-        return self._fabric
-
-    @fabric.setter
-    def fabric(self, fabric: Fabric | None) -> None:
-        self.run_by(fabric)
-
     def run_by(self, fabric: Fabric | None, optimizers: Sequence[Any] = ()) -> None:
         """Attach the module to a Fabric, with the optimizers that it was set up with, or detach it."""
         # Past nn.Module's own bookkeeping, as the trainer is; a copy of the module has neither, see __getstate__.
         vars(self).update(_fabric=fabric, _fabric_optimizers=list(optimizers))
+
+    fabric: Any = property(lambda self: self._fabric, run_by, doc="The Fabric that has set this module up, or None.")
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in super().__getstate__().items() if key not in _OWN}

@@ -12,10 +12,8 @@ from core_lightning._loggers import Prefixes
 class UploadsCheckpoints(Prefixes):
     """For loggers that take `log_model`. Stands before core's class.
 
-    Args:
-        log_model: `"all"` sends each checkpoint when it is written; True sends those that are left when training ends,
-            and each one where `save_top_k=-1` keeps all; False sends none.
-        options: of core's class.
+    `"all"` sends each checkpoint when it is written; True sends those that are left when training ends, and each one
+    where `save_top_k=-1` keeps all; False sends none.
     """
 
     def __init__(self, *, log_model: Literal["all"] | bool = False, **options: Any) -> None:

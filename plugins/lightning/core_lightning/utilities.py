@@ -35,11 +35,7 @@ class GradClipAlgorithmType(StrEnum):
 
 
 def convert_tensors_to_scalars(data: Any) -> Any:
-    """Nested collections with numbers in the place of tensors.
-
-    Raises:
-        ValueError: a tensor has another number of elements than one.
-    """
+    """Nested collections with numbers in the place of tensors, which have one element each."""
 
     def number(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

@@ -10,11 +10,7 @@ from core import ConfigurationError
 
 
 def fetched(url: str, path: Path) -> Path:
-    """The file at `path`, fetched from `url` if it isn't there.
-
-    Raises:
-        ConfigurationError: it isn't there, and can't be fetched.
-    """
+    """The file at `path`, fetched from `url` if it isn't there."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -71,9 +71,7 @@ class MNISTDataModule(LightningDataModule):
     """MNIST for training, validation (a part of the training digits) and test.
 
     Args:
-        data_dir: holds the digits.
         val_split: digits for validation.
-        num_workers: processes that load.
         normalize: by a mean and a deviation of 0.5.
         seed: kept as an attribute; the digits are always split in the same way.
         batch_size: digits in a batch; a shorter last one is left out.

@@ -1,4 +1,4 @@
-"""Methods that a module and the callbacks of a Trainer have for a stage, and that Lightning gives or takes."""
+"""Methods that a module and the callbacks of a Trainer have for a stage, and that are others under Lightning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_CALLBACKS = ("on_exception", "on_sanity_check_start", "on_sanity_check_end")
 _MAKES = "configure_optimizers"
 
 
-class LentMethods(Callback):
+class ReplacedMethods(Callback):
     """Replaces methods before the `setup` of the callbacks themselves, unless the object has its own.
 
     Callbacks get the module's `log` and `log_dict`. Methods of a module that have the name of a callback's hook aren't
@@ -25,31 +25,27 @@ class LentMethods(Callback):
     """
 
     def __init__(self) -> None:
-        self._lent: list[tuple[Any, str, Any]] = []
+        self._replaced: list[tuple[Any, str, Any]] = []
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
-        """Give them."""
+        """Replace them."""
         for name in _LOGS:
             for callback in trainer.callbacks:
                 if hasattr(module, name) and not hasattr(callback, name):
-                    self._lend(callback, name, getattr(module, name))
+                    self._replace(callback, name, getattr(module, name))
         for name in _OF_CALLBACKS:
             if (method := getattr(module, name, None)) is not None:
-                self._lend(module, name, empty_hook(partial(method)))
+                self._replace(module, name, empty_hook(partial(method)))
         if stage == "fit" and (method := getattr(module, _MAKES, None)) is not None:
-            self._lend(module, _MAKES, partial(_listed, method))
+            self._replace(module, _MAKES, partial(_listed, method))
 
-    def _lend(self, owner: Any, name: str, value: Any) -> None:
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
         if name not in vars(owner):
             vars(owner)[name] = value
-            self._lent.append((owner, name, value))
+            self._replaced.append((owner, name, value))
 
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """All ranks, when optimizers are made.
-
-        Raises:
-            ModuleError: there are several.
-        """
+        """Refuse several optimizers in automatic optimization."""
         if len(trainer.optimizers) > 1 and getattr(module, "automatic_optimization", True):
             raise ModuleError(
                 f"{type(module).__name__}.configure_optimizers returned {len(trainer.optimizers)} optimizers, and "
@@ -59,10 +55,10 @@ class LentMethods(Callback):
 
     def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """Remove them, so that no callback keeps the module."""
-        for owner, name, value in self._lent:
+        for owner, name, value in self._replaced:
             if vars(owner).get(name) is value:
                 del vars(owner)[name]
-        self._lent = []
+        self._replaced = []
 
 
 def _listed(method: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 from core import ConfigurationError, Logger
@@ -51,32 +52,14 @@ class CSVLogger(Prefixes, CoreCSVLogger):
         self._prefix = prefix
 
     @property
-    def experiment(self) -> CSVExperiment:
-        """The writer, by which programs log on their own."""
-        return CSVExperiment(self)
-
-
-class CSVExperiment:
-    """The methods of Lightning's CSV writer.
-
-    Args:
-        logger: writes.
-    """
-
-    def __init__(self, logger: CSVLogger) -> None:
-        self._logger, self.log_dir = logger, logger.log_dir
-
-    def log_metrics(self, metrics_dict: Mapping[str, float], step: int | None = None) -> None:
-        """Record metrics, under their own names."""
-        CoreCSVLogger.log_metrics(self._logger, metrics_dict, step or 0)
-
-    def log_hparams(self, params: Mapping[str, Any]) -> None:
-        """Record hyperparameters."""
-        self._logger.log_hyperparams(params)
-
-    def save(self) -> None:
-        """Write what is kept."""
-        self._logger.save()
+    def experiment(self) -> SimpleNamespace:
+        """The writer, by which programs log on their own, under the metrics' own names."""
+        return SimpleNamespace(
+            log_dir=self.log_dir,
+            log_metrics=lambda metrics_dict, step=None: CoreCSVLogger.log_metrics(self, metrics_dict, step or 0),
+            log_hparams=self.log_hyperparams,
+            save=self.save,
+        )
 
 
 def save_after_logs(logger: Logger) -> None:

@@ -18,13 +18,7 @@ _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
 
 
 class MixedPrecision(CoreMixedPrecision):
-    """See `core.precision.MixedPrecision`.
-
-    Args:
-        precision: `"16-mixed"` or `"bf16-mixed"`.
-        device: the kind of device; the strategy's counts.
-        scaler: scales the loss.
-    """
+    """See `core.precision.MixedPrecision`. The strategy's kind of device counts, whatever `device` says."""
 
     def __init__(
         self,
@@ -37,11 +31,7 @@ class MixedPrecision(CoreMixedPrecision):
 
 
 class HalfPrecision(UniformPrecision):
-    """See `core.precision.UniformPrecision`.
-
-    Args:
-        precision: `"16-true"` or `"bf16-true"`.
-    """
+    """See `core.precision.UniformPrecision`."""
 
     def __init__(self, precision: Literal["bf16-true", "16-true"] = "16-true") -> None:
         super().__init__(_dtype("HalfPrecision", precision, "true"))

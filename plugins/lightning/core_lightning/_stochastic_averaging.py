@@ -35,9 +35,6 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
         annealing_strategy: along a cosine, or a line.
         avg_fn: the new average of a weight, from the average, the weight and the number of updates.
         device: where the average is kept; None is the module's.
-
-    Raises:
-        ConfigurationError: arguments that can't be.
     """
 
     uncalled = frozenset({"transfer_weights", "update_parameters", "reset_batch_norm_and_save_state", "reset_momenta"})

@@ -33,12 +33,7 @@ class LearningRateCurve(CoreLearningRateCurve):
         return float(self.lr_min * (self.lr_max / self.lr_min) ** share)
 
     def suggestion(self, skip_begin: int = 10, skip_end: int = 1) -> float | None:
-        """The rate at which the smoothed loss falls most steeply by the rate itself; None with fewer than two losses.
-
-        Args:
-            skip_begin: rates at the beginning that don't count.
-            skip_end: rates at the end that don't count.
-        """
+        """The rate at which the smoothed loss falls most steeply by the rate itself; None for fewer than two losses."""
         kept = range(len(self.results["lr"]))[skip_begin:-skip_end]
         found = [index for index in kept if math.isfinite(self.results["loss"][index])]
         if len(found) < 2:

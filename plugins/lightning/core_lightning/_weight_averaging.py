@@ -82,8 +82,6 @@ class EMAWeightAveraging(WeightAveraging):
     """The exponential moving average: `average = decay * average + (1 - decay) * weights`.
 
     Args:
-        device: where the average is kept; None is the model's.
-        use_buffers: average buffers too.
         decay: weight of the past.
         update_every_n_steps: update in every so many optimizer steps, the first among them.
         update_starting_at_step: the first optimizer step, from 0, that updates; None for the first of all.

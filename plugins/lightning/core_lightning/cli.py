@@ -17,8 +17,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau as TorchReduceLROnPlateau
 from core import ConfigurationError, rank_zero_warn
 from core_lightning import config_values
 from core_lightning.cli_parser import AUTOMATIC, ArgsType, LightningArgumentParser, ReduceLROnPlateau, described
-from core_lightning.data_module import LightningDataModule
-from core_lightning.module import LightningModule
+from core_lightning.module import LightningDataModule, LightningModule
 from core_lightning.saved_config import SaveConfigCallback
 from core_lightning.seeding import seed_everything
 from core_lightning.trainer import Trainer

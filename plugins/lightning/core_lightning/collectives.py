@@ -43,11 +43,7 @@ class Collective:
         return self
 
     def create_group(self, **options: Any) -> Self:
-        """All ranks. Make this object's group.
-
-        Raises:
-            ConfigurationError: it has one.
-        """
+        """All ranks. Make this object's group, of which it has one at a time."""
         if self._group is not None:
             raise ConfigurationError(f"{type(self).__name__} has a group already: call teardown() before.")
         self._group = self.new_group(**options)
@@ -81,12 +77,9 @@ class TorchCollective(Collective):
             dist.destroy_process_group(group)
 
     def setup(self, main_address: str | None = None, main_port: str | None = None, **options: Any) -> Self:
-        """All ranks. Make the default group, unless it is there.
+        """All ranks. Make the default group by `torch.distributed.init_process_group`, unless it is there.
 
-        Args:
-            main_address: of rank 0, where MASTER_ADDR isn't set.
-            main_port: of rank 0, where MASTER_PORT isn't set.
-            options: go to `torch.distributed.init_process_group`.
+        Address and port are those of rank 0, where MASTER_ADDR and MASTER_PORT aren't set.
         """
         for key, value in ((self.addr_key, main_address), (self.port_key, main_port)):
             if value is not None:

@@ -19,10 +19,6 @@ class CombinedLoader(CoreCombinedLoader):
     """See `core.CombinedLoader`. Iterated over by the program itself, it gives triples.
 
     A triple is the batch, its number, and the number of its loader; the last one is 0, unless the mode is `sequential`.
-
-    Args:
-        iterables: loaders in nested dicts, lists and tuples.
-        mode: how to read them.
     """
 
     def __init__(self, iterables: Any, mode: Any = "min_size") -> None:

@@ -31,13 +31,9 @@ class Exports(Module):
     def to_torchscript(
         self, file_path: Any = None, method: str = "script", example_inputs: Any = None, **options: Any
     ) -> Any:
-        """The module as TorchScript, in evaluation mode; also written, if there is a path.
+        """The module as TorchScript, in evaluation mode; written too, if there is a path. See `torch.jit`.
 
-        Args:
-            file_path: where to write it; None for nowhere.
-            method: `"script"` or `"trace"`.
-            example_inputs: for a trace: inputs of `forward`; None are those of `example_input_array`.
-            options: go to `torch.jit.script` or `torch.jit.trace`.
+        The method is `"script"` or `"trace"`, of inputs of `forward`; None are those of `example_input_array`.
         """
         if method not in ("script", "trace"):
             raise ConfigurationError(f"to_torchscript(method={method!r}): expected 'script' or 'trace'.")

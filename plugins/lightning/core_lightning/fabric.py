@@ -59,12 +59,8 @@ class Fabric(CoreFabric):
     ) -> Any:
         """All ranks. Give each rank its share of the data; see `core.Fabric.setup_dataloaders`.
 
-        Args:
-            dataloaders: DataLoaders, or other iterables of batches.
-            use_distributed_sampler: give each rank its share. One device needs none: its loaders shuffle as they do
-                under Lightning.
-            move_to_device: False leaves batches where they are.
-            options: all others of core's, which needs its own order of the data for a `global_batch_size`.
+        One device needs none: its loaders shuffle as they do under Lightning, but for a `global_batch_size`, which
+        needs core's own order of the data.
         """
         shares = self.world_size > 1 or options.get("global_batch_size") is not None
         return super().setup_dataloaders(

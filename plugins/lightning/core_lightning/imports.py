@@ -14,11 +14,7 @@ from core import rank_zero_warn
 
 
 class InstalledPackage:
-    """True if a package is installed, in a version that is wanted; as text, the advice to install it.
-
-    Args:
-        wanted: as pip takes it, such as `"rich>=10.2"`.
-    """
+    """True if a package is installed in a wanted version, as in `"rich>=10.2"`; as text, the advice to install it."""
 
     def __init__(self, wanted: str) -> None:
         self.wanted = wanted

@@ -12,14 +12,6 @@ from core import Trainer
 from core_lightning.model_helpers import is_overridden
 
 
-@dataclass(frozen=True)
-class Counters:
-    """The counts of a loop, in all and in the running epoch or fit."""
-
-    total: SimpleNamespace
-    current: SimpleNamespace
-
-
 def _limit(name: str, doc: str, *, none: int | None = 0) -> Any:
     """A limit that can be set; `none` is the option of the Trainer that None and -1 mean."""
 
@@ -53,14 +45,14 @@ class FitLoop(Loop):
     max_batches = property(attrgetter("trainer.num_training_batches"), doc="Batches of an epoch.")
 
     @property
-    def epoch_progress(self) -> Counters:
+    def epoch_progress(self) -> SimpleNamespace:
         """Epochs that are `ready`, `started`, `processed` and `completed`."""
         trainer, progress = self.trainer, self.trainer.progress
         trains, done = trainer.is_running and trainer.stage == "fit", progress.epoch
         begun = done + (trains and (self.max_epochs < 0 or done < self.max_epochs))
         processed = done + (progress.epoch_is_ending or progress.epoch_is_over)  # the hooks at its end are running
         counts = SimpleNamespace(ready=begun, started=begun, processed=processed, completed=done)
-        return Counters(counts, counts)
+        return SimpleNamespace(total=counts, current=counts)
 
 
 class EpochLoop(Loop):
@@ -70,10 +62,11 @@ class EpochLoop(Loop):
     val_loop = property(lambda self: EvaluationLoop(self.trainer, "val"), doc="Validation within `fit`.")
 
     @property
-    def batch_progress(self) -> Counters:
+    def batch_progress(self) -> SimpleNamespace:
         """Batches that are `processed`."""
         progress = self.trainer.progress
-        return Counters(SimpleNamespace(processed=progress.total_batches), SimpleNamespace(processed=progress.batch))
+        total, current = (SimpleNamespace(processed=count) for count in (progress.total_batches, progress.batch))
+        return SimpleNamespace(total=total, current=current)
 
 
 @dataclass(frozen=True)

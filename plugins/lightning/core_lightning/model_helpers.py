@@ -18,13 +18,7 @@ _PLAIN = "_plain_steps"
 def is_overridden(method_name: str, instance: object | None = None, parent: type[object] | None = None) -> bool:
     """True if an object has a method of its own in the place of the one that `parent` has.
 
-    Args:
-        method_name: of the method.
-        instance: a module, data module or callback; None has none.
-        parent: by default the base class of their kind.
-
-    Raises:
-        ValueError: `instance` is of another kind and `parent` is not given, or `parent` has no such method.
+    The parent of modules, data modules and callbacks is by default the base class of their kind. None has no methods.
     """
     if instance is None:
         return False

@@ -1,15 +1,15 @@
-"""The module, with Lightning's names and arguments."""
+"""The module and the data module, with Lightning's names and arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Self
 
-from core import Module
+from core import DataModule, Module
 from core_lightning.exporting import Exports
 from core_lightning.hyperparameters import HyperparametersMixin
+from core_lightning.installing import TRUSTS
 from core_lightning.model_modes import ModeHooks
-from core_lightning.trust import TRUSTS
 from core_lightning.trusted_reads import as_path, objects_for
 from core_lightning.under_fabric import UnderFabric
 from core_lightning.whole_checkpoint import give_whole
@@ -102,6 +102,18 @@ class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
             return super().load_from_checkpoint(  # type: ignore[no-any-return]
                 path, map_location, strict, hparams_file=hparams_file, **{**hparams, **kwargs}
             )
+
+
+class LightningDataModule(DataModule):
+    """All that concerns a run's data in one object; see `core.DataModule`."""
+
+    name: str | None = None
+    CHECKPOINT_HYPER_PARAMS_KEY = "datamodule_hyper_parameters"
+    CHECKPOINT_HYPER_PARAMS_NAME = "datamodule_hparams_name"
+    CHECKPOINT_HYPER_PARAMS_TYPE = "datamodule_hparams_type"
+
+    def __init__(self) -> None:
+        super().__init__()
 
 
 # TorchScript compiles what a class has, but for these.

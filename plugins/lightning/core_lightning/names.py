@@ -46,7 +46,6 @@ torch.optim.lr_scheduler: LRScheduler ReduceLROnPlateau
 .chosen_devices: _AcceleratorConnector is_cuda_available num_cuda_devices
 .collectives: Collective SingleDeviceCollective TorchCollective
 .combined_loader: CombinedLoader
-.data_module: LightningDataModule
 .demos.boring_classes: BoringDataModule BoringDataModuleNoLen BoringModel DemoModel ManualOptimBoringModel Net
 .demos.boring_classes: RandomDataset RandomDictDataset RandomIterableDataset RandomIterableDatasetWithLen
 .demos.lstm: LightningLSTM SequenceSampler SimpleLSTM
@@ -64,7 +63,7 @@ torch.optim.lr_scheduler: LRScheduler ReduceLROnPlateau
 .model_helpers: find_shared_parameters from_compiled get_torchvision_model is_overridden set_shared_parameters
 .model_helpers: to_uncompiled
 .model_summary: ModelSummary summarize
-.module: LightningModule _load_from_checkpoint
+.module: LightningDataModule LightningModule _load_from_checkpoint
 .names: __version__=VERSION
 .params: _add_prefix _convert_json_serializable _convert_params _flatten_dict _sanitize_callable_params _sanitize_params
 .parsing: AttributeDict collect_init_args get_init_args is_picklable lightning_getattr lightning_hasattr

@@ -73,13 +73,9 @@ def found_by(cls: type[Any], objects: dict[str, Any]) -> Iterator[None]:
 
 
 def in_section(callbacks: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Unpickle what `PickledObjects` has kept, which executes what it says.
+    """Unpickle what `PickledObjects` has kept among the states of callbacks, which executes what it says.
 
-    Args:
-        callbacks: the states of callbacks in a checkpoint.
-
-    Returns:
-        Hyperparameters, and what the module's hook has added.
+    The result is hyperparameters, and what the module's hook has added.
     """
     section = callbacks.get(_KEY, {}).get("section", {})
     hparams, of_hook = (pickle.loads(section[key]) if key in section else {} for key in _PICKLES)

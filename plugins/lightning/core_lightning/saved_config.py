@@ -15,9 +15,6 @@ class SaveConfigCallback(Callback):
     """Writes the config to the folder of logs when a stage begins. Another one there is an error.
 
     Args:
-        parser: has parsed the config.
-        config: the config.
-        config_filename: the file.
         overwrite: whether another config may be lost.
         multifile: keep sections that came from files of their own in such files.
         save_to_log_dir: False to save by `save_config` alone.

@@ -47,13 +47,9 @@ _NEVER_CALLED = {
 
 
 class StrategyNames(Strategy):
-    """Stands before a strategy's class. A subclass that overrides what is never called is refused when it is defined.
+    """Precedes a strategy's class. A subclass that overrides what is never called is refused when it is defined."""
 
-    Attributes:
-        lightning_module: the module of the Trainer's last stage.
-    """
-
-    lightning_module: Any = None
+    lightning_module: Any = None  # of the Trainer's last stage
     handles_gradient_accumulation = False  # the Trainer does
     is_distributed = property(lambda self: self.world_size > 1, doc="True with several ranks.")
     num_processes = property(attrgetter("num_processes_per_node"), doc="Processes of this node.")

@@ -23,6 +23,7 @@ from core_lightning.assigned import Assigned
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import note
 from core_lightning.hyperparameters import note_objects
+from core_lightning.installing import TRUSTS
 from core_lightning.layer_sync import LayerSync, SyncsLayers
 from core_lightning.lr_schedules import LRSchedules
 from core_lightning.made_loaders import MadeLoaders
@@ -33,7 +34,6 @@ from core_lightning.replaced_methods import ReplacedMethods
 from core_lightning.same_draws import SameDraws
 from core_lightning.strategy_names import TellsStrategy, named
 from core_lightning.trainer_attributes import TrainerAttributes
-from core_lightning.trust import TRUSTS
 
 _OPTIONAL = ("min_epochs", "min_steps", "use_distributed_sampler")
 """Arguments that None leaves open."""

@@ -78,15 +78,10 @@ def get_filesystem(path: str | os.PathLike[str], **options: Any) -> Any:
 
 
 def is_shared_filesystem(strategy: Strategy, path: str | os.PathLike[str] | None = None, timeout: float = 3) -> bool:
-    """All ranks. True if a file that rank 0 makes in a folder appears to all of them.
+    """All ranks. True if a file that rank 0 makes in a folder appears to all of them, within `timeout` seconds.
 
-    Args:
-        strategy: of a Trainer or Fabric that has begun.
-        path: the folder, or a file in it; None is the current one. URLs are shared.
-        timeout: seconds that ranks wait for the file.
-
-    Raises:
-        FileNotFoundError: there is no such path on some rank.
+    The path is the folder, or a file in it; None is the current one. URLs are shared. The strategy is that of a Trainer
+    or Fabric that has begun.
     """
     if strategy.world_size == 1 or (path is not None and "://" in os.fspath(path)):
         return True

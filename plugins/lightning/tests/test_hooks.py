@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from core.registry import load_prelude
-from core_lightning.trust import TRUSTS
+from core_lightning.installing import TRUSTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
 

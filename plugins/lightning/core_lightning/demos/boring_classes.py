@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from core_lightning.data_module import LightningDataModule
-from core_lightning.module import LightningModule
+from core_lightning.module import LightningDataModule, LightningModule
 
 _FEATURES, _SAMPLES = 32, 64
 _PARTS_OF = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}

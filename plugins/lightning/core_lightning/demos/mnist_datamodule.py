@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, random_split
 
 from core import rank_zero_warn
-from core_lightning.data_module import LightningDataModule
 from core_lightning.demos.downloads import fetched
 from core_lightning.imports import _TORCHVISION_AVAILABLE
+from core_lightning.module import LightningDataModule
 
 _FOLDER = "./data"
 _SOURCE = "https://pl-public-data.s3.amazonaws.com/MNIST/processed"

@@ -106,13 +106,7 @@ def tokenize(path: Path) -> tuple[Tensor, Dictionary]:
 
 
 class WikiText2(Dataset[tuple["Tensor", "Tensor"]]):
-    """Pieces of WikiText-2, each with the same one word later.
-
-    Args:
-        data_dir: holds `wikitext-2.txt`.
-        block_size: words in a piece.
-        download: fetch the text if it isn't there.
-    """
+    """Pieces of `block_size` words of WikiText-2, in `data_dir/wikitext-2.txt`, each with the same one word later."""
 
     def __init__(self, data_dir: Path = Path("./data"), block_size: int = 35, download: bool = True) -> None:
         self.path = Path(data_dir) / "wikitext-2.txt"

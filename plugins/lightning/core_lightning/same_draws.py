@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,8 +67,7 @@ class SameDraws(Callback):
             if trainer.ckpt_path is not None:
                 return
             self._at_opening = collect_random_state(trainer.strategy.accelerator, trainer.strategy.root_device)
-        for loader in _leaves(trainer.train_dataloader):
-            self._open(loader)
+        self._open(_leaves(trainer.train_dataloader))
 
     def _note_opening(self, trainer: Trainer, module: nn.Module, *batch: Any) -> None:
         """Note where the order of the first epoch was drawn, for a run that goes on within it."""
@@ -87,42 +87,39 @@ class SameDraws(Callback):
     def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Ask the loaders, the first time, and open the first of them."""
         self._ask_for_validation(trainer)
-        self._open_one(trainer.val_dataloaders)
+        self._open(_leaves(trainer.val_dataloaders)[:1])
 
     def on_test_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Ask the loaders, and open the first of them."""
         _ask(trainer.test_dataloaders)
-        self._open_one(trainer.test_dataloaders)
+        self._open(_leaves(trainer.test_dataloaders)[:1])
 
     def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Ask the loaders, and open the first of them."""
         _ask(trainer.predict_dataloaders)
         if not any(isinstance(callback, BasePredictionWriter) for callback in trainer.callbacks):  # which replaces them
-            self._open_one(trainer.predict_dataloaders)
+            self._open(_leaves(trainer.predict_dataloaders)[:1])
 
     def _ask_for_validation(self, trainer: Trainer) -> None:
         if not self._has_checked:
             _ask(trainer.val_dataloaders)
         self._has_checked = True
 
-    def _open_one(self, loaders: Any) -> None:
-        for loader in _leaves(loaders)[:1]:
-            self._open(loader)
+    def _open(self, loaders: list[Any]) -> None:
+        """Make iterators of torch's loaders now, for whoever asks for them next."""
+        for loader in loaders:
+            if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+                continue
+            iterator: Any = iter(loader)
+            if loader.persistent_workers:
+                loader._iterator = None  # else it is begun anew, which draws again
+            vars(loader)[_MAKES] = partial(_give, loader, iterator)
+            self._opened.append(loader)
 
-    def _open(self, loader: Any) -> None:
-        """Make a loader's iterator now, for whoever asks for it next."""
-        if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-            return
-        iterator: Any = iter(loader)
-        if loader.persistent_workers:
-            loader._iterator = None  # else it is begun anew, which draws again
 
-        def give() -> Any:
-            vars(loader).pop(_MAKES)
-            return iterator
-
-        vars(loader)[_MAKES] = give
-        self._opened.append(loader)
+def _give(loader: DataLoader[Any], iterator: Any) -> Any:
+    vars(loader).pop(_MAKES)
+    return iterator
 
 
 def _forward(trainer: Trainer, module: nn.Module, example: Any) -> None:

@@ -38,40 +38,37 @@ class WholeCheckpoint(dict[str, Any]):
 
 def give_whole(cls: type[Any], base: type[Any]) -> None:
     """Pass the whole checkpoint to the hooks of a subclass. Their own calls of `super()` get the same."""
-    for name, wrap in (("on_save_checkpoint", _saving), ("on_load_checkpoint", _loading)):
+    for name, call in (("on_save_checkpoint", _save), ("on_load_checkpoint", _load)):
         hook = getattr(cls, name)
         if hook is not getattr(base, name) and not hasattr(hook, "gets_whole"):
-            wrapped = wrap(hook)
+            wrapped = _wrapped(hook, call)
             wrapped.gets_whole = True  # type: ignore[attr-defined]
             setattr(cls, name, wrapped)
 
 
-def _saving(hook: Callable[[Any, dict[str, Any]], None]) -> Callable[[Any, dict[str, Any]], None]:
+def _wrapped(hook: Callable[..., None], call: Callable[..., None]) -> Callable[[Any, dict[str, Any]], None]:
     @functools.wraps(hook)
-    def on_save_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
+    def with_whole(self: Any, checkpoint: dict[str, Any]) -> None:
         if isinstance(checkpoint, WholeCheckpoint):
             hook(self, checkpoint)
-            return
-        whole = WholeCheckpoint.of(self)
-        before = {key: dict(value) if isinstance(value, dict) else value for key, value in whole.items()}
-        hook(self, whole)
-        changed = {key: value for key, value in whole.items() if key not in before or _differs(before[key], value)}
-        checkpoint.update(_plain_part(self, changed))
+        else:
+            call(self, checkpoint, hook)
 
-    return on_save_checkpoint
+    return with_whole
 
 
-def _loading(hook: Callable[[Any, dict[str, Any]], None]) -> Callable[[Any, dict[str, Any]], None]:
-    @functools.wraps(hook)
-    def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
-        if isinstance(checkpoint, WholeCheckpoint):
-            hook(self, checkpoint)
-            return
-        objects = objects_of(self)
-        hparams = {**self.hparams, **checkpoint.get(_HPARAMS, {}), **objects.get(_HPARAMS, {})}
-        hook(self, WholeCheckpoint.of(self, **{**checkpoint, **objects, _HPARAMS: hparams}))
+def _save(module: Any, checkpoint: dict[str, Any], hook: Callable[..., None]) -> None:
+    whole = WholeCheckpoint.of(module)
+    before = {key: dict(value) if isinstance(value, dict) else value for key, value in whole.items()}
+    hook(module, whole)
+    changed = {key: value for key, value in whole.items() if key not in before or _differs(before[key], value)}
+    checkpoint.update(_plain_part(module, changed))
 
-    return on_load_checkpoint
+
+def _load(module: Any, checkpoint: dict[str, Any], hook: Callable[..., None]) -> None:
+    objects = objects_of(module)
+    hparams = {**module.hparams, **checkpoint.get(_HPARAMS, {}), **objects.get(_HPARAMS, {})}
+    hook(module, WholeCheckpoint.of(module, **{**checkpoint, **objects, _HPARAMS: hparams}))
 
 
 def _differs(before: Any, after: Any) -> bool:
@@ -94,6 +91,6 @@ def _plain_part(module: Any, changed: dict[str, Any]) -> dict[str, Any]:
         note(
             f"on_save_checkpoint of {type(module).__name__} adds objects under {sorted(objects)}, which are left out "
             "of checkpoints. Nothing that is read is executed; core_lightning.install(trusted=True) keeps them.",
-            stacklevel=4,
+            stacklevel=5,
         )
     return {**plain, **({_HPARAMS: plain_hparams} if hparams else {})}

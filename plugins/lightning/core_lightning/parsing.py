@@ -59,31 +59,28 @@ def save_hyperparameters(obj: Any, *args: Any, ignore: Any = None, frame: FrameT
 
 def lightning_hasattr(model: Any, attribute: str) -> bool:
     """True if the module, its hyperparameters or its data module have it."""
-    return _holder(model, attribute) is not None
+    return _holder(model, attribute, strict=False) is not None
 
 
 def lightning_getattr(model: Any, attribute: str) -> Any:
     """The attribute of the first of these that has it."""
-    holder = _existing(model, attribute)
+    holder = _holder(model, attribute)
     return holder[attribute] if isinstance(holder, dict) else getattr(holder, attribute)
 
 
 def lightning_setattr(model: Any, attribute: str, value: Any) -> None:
     """Set the attribute of the first of these that has it."""
-    setattr(_existing(model, attribute), attribute, value)
+    setattr(_holder(model, attribute), attribute, value)
 
 
-def _existing(model: Any, attribute: str) -> Any:
-    if (holder := _holder(model, attribute)) is None:
-        raise AttributeError(f"Neither {type(model).__name__}, nor its hparams or data module, has {attribute!r}.")
-    return holder
-
-
-def _holder(model: Any, attribute: str) -> Any:
-    trainer = getattr(model, "_trainer", None)
-    datamodule = trainer.datamodule if trainer is not None else None
+def _holder(model: Any, attribute: str, *, strict: bool = True) -> Any:
     if hasattr(model, attribute):
         return model
     if attribute in getattr(model, "hparams", {}):
         return model.hparams
-    return datamodule if datamodule is not None and hasattr(datamodule, attribute) else None
+    datamodule = getattr(getattr(model, "_trainer", None), "datamodule", None)
+    if hasattr(datamodule, attribute):
+        return datamodule
+    if strict:
+        raise AttributeError(f"Neither {type(model).__name__}, nor its hparams or data module, has {attribute!r}.")
+    return None

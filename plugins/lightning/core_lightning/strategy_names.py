@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from core import Callback, ConfigurationError, Strategy, Trainer
+from core import Callback, Capability, ConfigurationError, Strategy, Trainer, UnsupportedError
 from core_lightning.utilities import move_data_to_device
 
 _LAYOUT = "Override get_module_state_dict and load_module_state_dict."
@@ -44,6 +44,9 @@ _NEVER_CALLED = {
     "setup_precision_plugin": "Override configure_precision(name).",
 }
 """Methods of Lightning's strategies that have no meaning here, each with what takes its place."""
+
+_ENGINES = Capability.OWNS_STEP | Capability.COMPILED_STEP | Capability.JOINT_SETUP
+_CONFIGS = "lr_scheduler_configs"
 
 
 class StrategyNames(Strategy):
@@ -166,3 +169,37 @@ def _calling(name: str) -> Callable[..., None]:
 for _stage in ("train", "validation", "test", "predict"):
     for _name in (f"on_{_stage}_start", f"on_{_stage}_end"):
         setattr(TellsStrategy, _name, _calling(_name))
+
+
+class Assigned(Callback):
+    """Makes `trainer.strategy.optimizers = [...]` and `.lr_scheduler_configs = [...]` hold from the next batch on."""
+
+    runs_last = True
+
+    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Give the strategy Lightning's name of its schedulers."""
+        self._configs = vars(trainer.strategy)[_CONFIGS] = trainer.strategy.lr_schedulers
+
+    def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Adopt what was assigned since the last batch."""
+        self._adopt(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
+        """Likewise."""
+        self._adopt(trainer)
+
+    def _adopt(self, trainer: Trainer) -> None:
+        strategy, step = trainer.strategy, trainer.running_step
+        own = vars(strategy)
+        if own.get(_CONFIGS) is not self._configs:
+            strategy.lr_schedulers = own[_CONFIGS]
+        self._configs = own[_CONFIGS] = strategy.lr_schedulers
+        if step is None or step.manual or step.optimizers is strategy.optimizers:
+            return
+        if found := _ENGINES & strategy.capabilities:
+            raise UnsupportedError(
+                f"trainer.strategy.optimizers was assigned, and {type(strategy).__name__} keeps the optimizers that it "
+                "was set up with. Return others from configure_optimizers.",
+                capability=found,
+            )
+        step.optimizers = strategy.optimizers

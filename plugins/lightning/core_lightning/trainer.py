@@ -19,7 +19,6 @@ from core_lightning._accelerators import SetsUpAccelerator
 from core_lightning._callbacks import ModelCheckpoint
 from core_lightning._loggers import default_logger, save_after_logs
 from core_lightning._precisions import keep_no_casts, replace_half_on_cpu, with_lightnings_class
-from core_lightning.assigned import Assigned
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import note
 from core_lightning.hyperparameters import note_objects
@@ -32,7 +31,7 @@ from core_lightning.objects import PickledObjects
 from core_lightning.outside import callbacks_of_packages, with_variables
 from core_lightning.replaced_methods import ReplacedMethods
 from core_lightning.same_draws import SameDraws
-from core_lightning.strategy_names import TellsStrategy, named
+from core_lightning.strategy_names import Assigned, TellsStrategy, named
 from core_lightning.trainer_attributes import TrainerAttributes
 
 _OPTIONAL = ("min_epochs", "min_steps", "use_distributed_sampler")

@@ -70,6 +70,10 @@ class Fabric(CoreFabric):
             **options,
         )
 
+    def clip_gradients(self, *given: Any, error_if_nonfinite: bool = True, **options: Any) -> Any:
+        """All ranks. Clip gradients; see `core.Fabric.clip_gradients`. A norm that isn't finite is an error."""
+        return super().clip_gradients(*given, error_if_nonfinite=error_if_nonfinite, **options)
+
     def load_raw(self, path: Any, obj: Any, strict: bool = True, weights_only: bool | None = None) -> None:
         """All ranks. Load what `torch.save(obj.state_dict(), path)` wrote; nothing in it is executed in any case."""
         super().load_raw(path, obj, strict=strict)

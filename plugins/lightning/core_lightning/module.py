@@ -115,6 +115,18 @@ class LightningDataModule(DataModule):
     def __init__(self) -> None:
         super().__init__()
 
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Make the data module again; see `core.DataModule.load_from_checkpoint`. Nothing in the file is executed."""
+        return super().load_from_checkpoint(checkpoint_path, hparams_file=hparams_file, **kwargs)
+
 
 # TorchScript compiles what a class has, but for these.
 LightningModule.__jit_unused_properties__ = [  # type: ignore[attr-defined]

@@ -81,6 +81,11 @@ class ModelCheckpoint(RefusesOverrides, CoreModelCheckpoint):
             enable_version_counter=enable_version_counter,
         )
 
+    def on_train_end(self, trainer: Trainer, module: nn.Module) -> None:
+        """Save what has waited for it: nothing is saved because training ends."""
+        CoreModelCheckpoint.on_train_start(self, trainer, module)
+        super().on_train_end(trainer, module)
+
     def format_checkpoint_name(
         self,
         metrics: Mapping[str, Any],
@@ -149,6 +154,18 @@ class BasePredictionWriter(CoreBasePredictionWriter):
     """See `core.callbacks.BasePredictionWriter`."""
 
     interval = property(lambda self: WriteInterval(self.write_interval), doc="The moment at which they are written.")
+
+    def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Begin with nothing. One loader's predictions come without a list around them."""
+        super().on_predict_start(trainer, module)
+        if len(trainer.loaders.predict) == 1:
+            vars(self)["write_on_epoch_end"] = lambda trainer, module, predictions, indices: type(
+                self
+            ).write_on_epoch_end(self, trainer, module, predictions[0], indices)
+
+    def on_predict_end(self, trainer: Trainer, module: nn.Module) -> None:
+        """Keep nothing of it."""
+        vars(self).pop("write_on_epoch_end", None)
 
 
 class RichProgressBarTheme:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+from core import CheckpointIO
 from core import Fabric as CoreFabric
 from core.fabric import FabricOptimizer
 from core_lightning._precisions import replace_half_on_cpu
 from core_lightning.module import LightningModule
 from core_lightning.seeding import seed_everything
+
+_NAMES = list(inspect.signature(CoreFabric).parameters)
+_WHOLE = ("auto", "ddp", "single_device")
+"""Strategies whose checkpoints are one file under Lightning."""
+
+
+def _with_one_file(plugins: Any) -> list[Any]:
+    """The plugins, with one file for each checkpoint unless they have another form."""
+    given = list(plugins) if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
+    has_form = any(isinstance(each, CheckpointIO) or each in ("torch", "distributed", "lightning") for each in given)
+    return given if has_form else [*given, "torch"]
 
 
 class Fabric(CoreFabric):
@@ -16,7 +29,10 @@ class Fabric(CoreFabric):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         replace_half_on_cpu(options)
-        super().__init__(*arguments, **options)
+        given = dict(zip(_NAMES, arguments, strict=False)) | options
+        if given.get("strategy", "auto") in _WHOLE:
+            given["plugins"] = _with_one_file(given.get("plugins"))
+        super().__init__(**given)
         self._waiting: list[FabricOptimizer] = []
 
     def setup_module(self, module: Any, *given: Any, **options: Any) -> Any:
@@ -70,9 +86,17 @@ class Fabric(CoreFabric):
             **options,
         )
 
-    def clip_gradients(self, *given: Any, error_if_nonfinite: bool = True, **options: Any) -> Any:
+    def clip_gradients(
+        self,
+        module: Any,
+        optimizer: Any,
+        clip_val: float | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = True,
+    ) -> Any:
         """All ranks. Clip gradients; see `core.Fabric.clip_gradients`. A norm that isn't finite is an error."""
-        return super().clip_gradients(*given, error_if_nonfinite=error_if_nonfinite, **options)
+        return super().clip_gradients(module, optimizer, clip_val, max_norm, norm_type, error_if_nonfinite)
 
     def load_raw(self, path: Any, obj: Any, strict: bool = True, weights_only: bool | None = None) -> None:
         """All ranks. Load what `torch.save(obj.state_dict(), path)` wrote; nothing in it is executed in any case."""

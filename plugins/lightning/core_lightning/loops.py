@@ -8,8 +8,21 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
-from core import Trainer
+from torch import nn
+
+from core import Callback, Trainer
 from core_lightning.model_helpers import is_overridden
+
+
+_NONE_YET = (-1, -1)
+
+
+class NumbersBatches(Callback):
+    """Notes which batch runs, in its epoch and in all: core counts those that were consumed."""
+
+    def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
+        """Before the hooks of others."""
+        vars(trainer)["batch_numbers"] = batch_idx, trainer.progress.total_batches
 
 
 def _limit(name: str, doc: str, *, none: int | None = 0) -> Any:
@@ -42,6 +55,8 @@ class FitLoop(Loop):
     max_epochs = _limit("max_epochs", "The limit in epochs; -1 for none.", none=None)
     min_epochs = _limit("min_epochs", "Epochs for which a stop waits.")
     epoch_loop = property(lambda self: EpochLoop(self.trainer), doc="The batches of an epoch.")
+    batch_idx = property(attrgetter("epoch_loop.batch_idx"), doc="Number of the batch that runs, in its epoch.")
+    total_batch_idx = property(attrgetter("epoch_loop.total_batch_idx"), doc="Its number in all epochs.")
     max_batches = property(attrgetter("trainer.num_training_batches"), doc="Batches of an epoch.")
 
     @property
@@ -59,6 +74,9 @@ class EpochLoop(Loop):
     """Batches of a training epoch."""
 
     global_step = property(attrgetter("trainer.global_step"), doc="Optimizer steps that updated parameters.")
+    _numbers = property(lambda self: vars(self.trainer).get("batch_numbers", _NONE_YET))
+    batch_idx = property(lambda self: self._numbers[0], doc="Number of the batch that runs; -1 before the first one.")
+    total_batch_idx = property(lambda self: self._numbers[1], doc="Its number in all epochs.")
     val_loop = property(lambda self: EvaluationLoop(self.trainer, "val"), doc="Validation within `fit`.")
 
     @property

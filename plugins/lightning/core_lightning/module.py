@@ -51,6 +51,9 @@ class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
         """
         if self.fabric is not None:
             return self.log_dict({name: value}, logger=logger)
+        metrics = self.trainer.run.metrics
+        if not add_dataloader_idx and metrics is not None and metrics.dataloader_idx is not None:
+            vars(self.trainer).setdefault("loaders_of", {}).setdefault(name, set()).add(metrics.dataloader_idx)
         super().log(
             name,
             value,

@@ -20,7 +20,7 @@ _OPTIMIZER_STATE = "Override get_optimizer_state_dict(optimizer) and load_optimi
 _STORAGE = "Give the Trainer a CheckpointIO: plugins=[YourCheckpointIO()]."
 _MODULE = "Override the module's."
 _LAUNCH = "core starts the processes; give the Trainer a ClusterEnvironment or a Launcher."
-_NEVER_CALLED = {
+NEVER_CALLED = {
     **dict.fromkeys(("training_step", "validation_step", "test_step", "predict_step"), _MODULE),
     **dict.fromkeys(("save_checkpoint", "load_checkpoint", "remove_checkpoint", "checkpoint_io"), _STORAGE),
     **dict.fromkeys(("lightning_module_state_dict", "load_model_state_dict"), _LAYOUT),
@@ -67,10 +67,10 @@ class StrategyNames(Strategy):
         if cls.__module__ == __name__:
             return
         for name in vars(cls):
-            if name in _NEVER_CALLED:
+            if name in NEVER_CALLED:
                 raise ConfigurationError(
                     f"{cls.__name__}.{name}: core never calls this method of Lightning's strategies. "
-                    f"{_NEVER_CALLED[name]}"
+                    f"{NEVER_CALLED[name]}"
                 )
         if (load := vars(cls).get("load_optimizer_state_dict")) and "checkpoint" in inspect.signature(load).parameters:
             raise ConfigurationError(f"{cls.__name__}.load_optimizer_state_dict(checkpoint): {_OPTIMIZER_STATE}")

@@ -24,6 +24,7 @@ from core_lightning.differences import note
 from core_lightning.hyperparameters import note_objects
 from core_lightning.installing import TRUSTS
 from core_lightning.layer_sync import LayerSync, SyncsLayers
+from core_lightning.loops import NumbersBatches
 from core_lightning.lr_schedules import LRSchedules
 from core_lightning.made_loaders import MadeLoaders
 from core_lightning.model_modes import ModelModes, ModesAfterwards
@@ -89,11 +90,14 @@ class Trainer(TrainerAttributes):
         if options.get("enable_model_summary") is False and _has(callbacks, ModelSummary):
             options["enable_model_summary"] = True
         saves = not barebones if enable_checkpointing is None else enable_checkpointing
+        callbacks = _with_default(callbacks, ModelCheckpoint) if saves else callbacks
+        if options.get("fast_dev_run"):
+            self.left_out = next((each for each in _listed(callbacks) if isinstance(each, CoreModelCheckpoint)), None)
         given = list(plugins) if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
         syncs = [plugin for plugin in given if isinstance(plugin, LayerSync)]
         super().__init__(
             logger=logger,
-            callbacks=_with_default(callbacks, ModelCheckpoint) if saves else callbacks,
+            callbacks=callbacks,
             enable_checkpointing=enable_checkpointing,
             plugins=_with_checkpoint_io([plugin for plugin in given if plugin not in syncs]),
             default_root_dir=default_root_dir,
@@ -102,12 +106,19 @@ class Trainer(TrainerAttributes):
             **{name: value for name, value in options.items() if value is not None or name not in _OPTIONAL},
         )
         self.barebones = barebones
+        self.gradient_clip_val = self.gradient_clip_val  # with Lightning's enum
         keep_no_casts(self.strategy.precision_plugin)
         with_lightnings_class(self.strategy.precision_plugin)
         self.strategy.__class__ = named(type(self.strategy))
 
         modes = ModelModes()
-        observers: list[Callback] = [TellsStrategy(), modes, ModesAfterwards(modes), SetsUpAccelerator()]
+        observers: list[Callback] = [
+            NumbersBatches(),
+            TellsStrategy(),
+            modes,
+            ModesAfterwards(modes),
+            SetsUpAccelerator(),
+        ]
         observers += [ReplacedMethods(), LRSchedules(), Assigned()]
         observers += map(SyncsLayers, syncs)
         if use_distributed_sampler is None and self.world_size == 1:
@@ -158,7 +169,8 @@ class Trainer(TrainerAttributes):
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Run `validation_step`; see `core.Trainer.validate`. Without a model, with the best weights of `fit`."""
-        return super().validate(model, dataloaders, datamodule, self._best(model, ckpt_path), verbose)
+        self.loaders_of: dict[str, set[int | None]] = {}
+        return self._by_loader(super().validate(model, dataloaders, datamodule, self._best(model, ckpt_path), verbose))
 
     def test(  # type: ignore[override]  # Lightning's order
         self,
@@ -170,7 +182,8 @@ class Trainer(TrainerAttributes):
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Run `test_step`; see `core.Trainer.test`. Without a model, with the best weights of `fit`."""
-        return super().test(model, dataloaders, datamodule, self._best(model, ckpt_path), verbose)
+        self.loaders_of = {}
+        return self._by_loader(super().test(model, dataloaders, datamodule, self._best(model, ckpt_path), verbose))
 
     def predict(
         self,
@@ -204,6 +217,11 @@ class Trainer(TrainerAttributes):
             return {}
         divided = loss / step.num_accumulated if step is not None else loss
         return {"loss": divided, **{name: value for name, value in found.items() if name != "loss"}}
+
+    def _by_loader(self, results: list[dict[str, float]]) -> list[dict[str, float]]:
+        """A dict a loader; a name without an index is in those of the loaders that have logged it."""
+        of = self.loaders_of
+        return [{n: v for n, v in each.items() if index in of.get(n, {index})} for index, each in enumerate(results)]
 
     def _best(self, model: nn.Module | None, ckpt_path: PathLike | None) -> PathLike | None:
         callback = self.checkpoint_callback

@@ -9,10 +9,11 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
-from core import ConfigurationError, GradientClipping, Logger
+from core import Callback, ConfigurationError, GradientClipping, Logger
 from core import Trainer as CoreTrainer
 from core_lightning.loops import EvaluationLoop, FitLoop
 from core_lightning.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
+from core_lightning.utilities import GradClipAlgorithmType
 
 
 def _option(name: str, doc: str, *, none: Any = None) -> Any:
@@ -28,7 +29,7 @@ def _option(name: str, doc: str, *, none: Any = None) -> Any:
     return property(get, put, doc=doc)
 
 
-_FIXED = {
+FIXED = {
     "overfit_batches": "pass it to Trainer",
     "val_check_batch": "set val_check_interval, before fit",
     "enable_autolog_hparams": "hyperparameters are always logged",
@@ -51,6 +52,7 @@ def _refuse(trainer: TrainerAttributes, loop: Any) -> None:
 class TrainerAttributes(CoreTrainer):
     """The Trainer with attributes under Lightning's names. An option that is set holds for the next stage."""
 
+    left_out: Callback | None = None
     limit_train_batches = _option("limit_train_batches", "Batches of a training epoch, or a fraction.", none=1.0)
     limit_val_batches = _option("limit_val_batches", "Batches of a validation run, or a fraction.", none=1.0)
     limit_test_batches = _option("limit_test_batches", "Batches of a test run, or a fraction.", none=1.0)
@@ -79,12 +81,23 @@ class TrainerAttributes(CoreTrainer):
 
     @gradient_clip_val.setter
     def gradient_clip_val(self, value: float | None) -> None:
-        algorithm = "norm" if self.clipping is None else self.clipping.algorithm
+        algorithm = GradClipAlgorithmType("norm" if self.clipping is None else self.clipping.algorithm)
         clipping = GradientClipping(value, algorithm) if value else None
         self.options = dataclasses.replace(self.options, clipping=clipping)
 
-    gradient_clip_algorithm = property(
-        lambda self: None if self.clipping is None else self.clipping.algorithm, doc='`"norm"`, `"value"`, or None.'
+    @property
+    def gradient_clip_algorithm(self) -> str | None:
+        """`"norm"`, `"value"`, or None."""
+        return None if self.clipping is None else self.clipping.algorithm
+
+    @gradient_clip_algorithm.setter
+    def gradient_clip_algorithm(self, algorithm: str) -> None:
+        clipping = self.clipping and dataclasses.replace(self.clipping, algorithm=GradClipAlgorithmType(algorithm))
+        self.options = dataclasses.replace(self.options, clipping=clipping)
+
+    interrupted = property(
+        lambda self: self.state.status == TrainerStatus.INTERRUPTED,
+        doc="True if the last stage has ended by an error or a signal.",
     )
 
     @property
@@ -164,11 +177,16 @@ class TrainerAttributes(CoreTrainer):
         )
 
     @property
+    def checkpoint_callback(self) -> Any:
+        """The first ModelCheckpoint, also one that `fast_dev_run` leaves out; None without one."""
+        return super().checkpoint_callback or self.left_out
+
+    @property
     def is_last_batch(self) -> bool:
         """True in the last batch of a training epoch."""
-        return self.run.finished_fit is not None or self.progress.batch + 1 >= self.num_training_batches
+        return self.run.finished_fit is not None or self.fit_loop.batch_idx + 1 >= self.num_training_batches
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _FIXED:
-            raise ConfigurationError(f"trainer.{name} can't be set here: {_FIXED[name]}.")
+        if name in FIXED:
+            raise ConfigurationError(f"trainer.{name} can't be set here: {FIXED[name]}.")
         super().__setattr__(name, value)

@@ -1,7 +1,11 @@
 """The report on a program before it is run."""
 
+import importlib.util
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from core_lightning.explaining import explain
 
@@ -14,32 +18,50 @@ from helpers import make
 
 
 class Net(L.LightningModule):
-    pass
+    def configure_sharded_model(self):
+        self.helper()
 
 
 trainer = L.Trainer(max_epochs=1, max_epoch=2, callbacks=[cb.ModelCheckpoint(), cb.Nothing.of(3)])
-print(L.pytorch.loggers.CSVLogger, L.fabric.plugins.nothing, torch.nn.Linear, trainer.anything)
+print(L.pytorch.loggers.CSVLogger, L.fabric.plugins.nothing, torch.nn.Linear, trainer.anything, trainer.callbacks)
+trainer.fit_loop = trainer.is_last_batch = SpikeDetection()
 """
+spec = importlib.util.spec_from_file_location("lightning_explained", Path(__file__).with_name("explained.py"))
+explained = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(explained)
 
 
-def test_names_that_are_missing_are_listed_where_they_stand(tmp_path):
+def test_what_is_missing_is_listed_where_it_stands(tmp_path):
     script, helpers = tmp_path / "train.py", tmp_path / "helpers.py"
     script.write_text(PROGRAM, encoding="utf-8")
-    helpers.write_text("from lightning.pytorch.serve import ServableModuleValidator\n", encoding="utf-8")
-    text, is_whole = explain(script)
-    assert not is_whole
+    helpers.write_text("from lightning.pytorch.serve import Nothing\n", encoding="utf-8")
+    text, runs = explain(script)
+    assert not runs
     *lines, verdict = text.splitlines()
-    assert sorted(lines) == sorted(
-        [
-            f"{script}:5: core-lightning has no lightning.pytorch.callbacks.SpikeDetection",
-            f"{script}:13: core-lightning has no Trainer(max_epoch=)",
-            f"{script}:13: core-lightning has no lightning.pytorch.callbacks.Nothing",
-            f"{script}:14: core-lightning has no lightning.fabric.plugins.nothing",
-            f"{helpers}:1: core-lightning has no lightning.pytorch.serve.ServableModuleValidator",
-        ]
-    )
-    assert verdict.startswith("9 of Lightning's names that ")
-    assert verdict.endswith(" are there, and 5 are not. docs/lightning.md says what there is.")
+    expected = [
+        f"{helpers}:1: core-lightning has no lightning.pytorch.serve.Nothing",
+        f"{script}:10: nothing calls configure_sharded_model here: not called, with a warning",
+        f"{script}:11: core-lightning's LightningModule has no helper",
+        f"{script}:14: core-lightning has no Trainer(max_epoch=)",
+        f"{script}:14: core-lightning has no lightning.pytorch.callbacks.Nothing",
+        f"{script}:15: core-lightning has no lightning.fabric.plugins.nothing",
+        f"{script}:15: core-lightning's Trainer has no anything",
+        f"{script}:16: SpikeDetection is not on core, and making one is an error",
+        f"{script}:16: Trainer.is_last_batch can't be set here",
+    ]
+    assert len(lines) == len(expected)
+    assert all(map(str.startswith, sorted(lines), sorted(expected))), lines
+    assert verdict == f"{script}: fails at helpers.py:1"
+
+
+@pytest.mark.parametrize("name", explained.PROGRAMS)
+def test_a_program_gets_the_verdict_that_it_has_shown(tmp_path, name):
+    verdict, source = explained.PROGRAMS[name]
+    script = tmp_path / "train.py"
+    script.write_text(source, encoding="utf-8")
+    text, runs = explain(script)
+    assert text.splitlines()[-1].startswith(f"{script}: {verdict}"), text
+    assert runs == (verdict != explained.FAILS)
 
 
 def test_core_run_reports_and_runs_nothing(tmp_path):
@@ -47,7 +69,7 @@ def test_core_run_reports_and_runs_nothing(tmp_path):
     script.write_text("from lightning.pytorch import Trainer\nraise SystemExit(7)\n", encoding="utf-8")
     command = [sys.executable, "-m", "core", "run", "--lightning", "--explain", script.name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "1 of Lightning's names that train.py uses are there.\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "train.py: runs equal\n"), done.stderr
     command.remove("--lightning")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, "--explain needs a prelude" in done.stderr) == (2, True)

@@ -81,7 +81,7 @@ class ModelCheckpoint(RefusesOverrides, CoreModelCheckpoint):
             enable_version_counter=enable_version_counter,
         )
 
-    def on_train_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_end(self, trainer: Any, module: nn.Module) -> None:
         """Save what has waited for it: nothing is saved because training ends."""
         CoreModelCheckpoint.on_train_start(self, trainer, module)
         super().on_train_end(trainer, module)
@@ -155,7 +155,7 @@ class BasePredictionWriter(CoreBasePredictionWriter):
 
     interval = property(lambda self: WriteInterval(self.write_interval), doc="The moment at which they are written.")
 
-    def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_predict_start(self, trainer: Any, module: nn.Module) -> None:
         """Begin with nothing. One loader's predictions come without a list around them."""
         super().on_predict_start(trainer, module)
         if len(trainer.loaders.predict) == 1:
@@ -163,7 +163,7 @@ class BasePredictionWriter(CoreBasePredictionWriter):
                 self
             ).write_on_epoch_end(self, trainer, module, predictions[0], indices)
 
-    def on_predict_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_predict_end(self, trainer: Any, module: nn.Module) -> None:
         """Keep nothing of it."""
         vars(self).pop("write_on_epoch_end", None)
 

@@ -20,7 +20,7 @@ class BackboneFinetuning(CoreBackboneFinetuning):
 class ModelPruning(CoreModelPruning):
     """See `core_finetuning.ModelPruning`. The lottery ticket puts weights back in the first pruning of a `fit`."""
 
-    @functools.wraps(CoreModelPruning.__init__)
+    @functools.wraps(CoreModelPruning.__init__)  # type: ignore[misc]  # a constructor's signature
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self._ticket, self._is_back = self.use_lottery_ticket_hypothesis, False

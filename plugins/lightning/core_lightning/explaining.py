@@ -19,7 +19,7 @@ from core_lightning.trainer import Trainer
 from core_lightning.trainer_attributes import FIXED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _SHORT = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
 _GUARDS = ("ImportError", "ModuleNotFoundError", "AttributeError", "Exception")
@@ -139,10 +139,12 @@ class _Reader(ast.NodeVisitor):
         types = (handler.type or ast.Name("Exception") for handler in node.handlers)
         caught = {_name_of(each) for kind in types for each in ast.walk(kind)}
         before, self.unguarded = self.unguarded, self.unguarded and not caught & {*_GUARDS}
-        for each in node.body:
-            self.visit(each)
+        self._visit_all(node.body)
         self.unguarded = before
-        for each in (*node.handlers, *node.orelse, *node.finalbody):
+        self._visit_all([*node.handlers, *node.orelse, *node.finalbody])
+
+    def _visit_all(self, nodes: Sequence[ast.AST]) -> None:
+        for each in nodes:
             self.visit(each)
 
     def _check_name(self, node: ast.AST, name: str) -> None:

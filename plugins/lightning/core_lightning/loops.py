@@ -13,7 +13,6 @@ from torch import nn
 from core import Callback, Trainer
 from core_lightning.model_helpers import is_overridden
 
-
 _NONE_YET = (-1, -1)
 
 

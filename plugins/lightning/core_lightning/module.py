@@ -119,7 +119,7 @@ class LightningDataModule(DataModule):
         super().__init__()
 
     @classmethod
-    def load_from_checkpoint(
+    def load_from_checkpoint(  # type: ignore[override]  # Lightning's arguments
         cls,
         checkpoint_path: Any,
         map_location: Any = None,

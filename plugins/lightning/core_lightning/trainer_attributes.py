@@ -42,6 +42,10 @@ def _view(path: str, doc: str) -> Any:
     return property(attrgetter(path), doc=doc)
 
 
+def _algorithm(name: str) -> Any:
+    return GradClipAlgorithmType(name)
+
+
 def _refuse(trainer: TrainerAttributes, loop: Any) -> None:
     raise ConfigurationError(
         f"A Trainer's loop can't be replaced by {type(loop).__name__}: core has loops of its own, and these "
@@ -81,7 +85,7 @@ class TrainerAttributes(CoreTrainer):
 
     @gradient_clip_val.setter
     def gradient_clip_val(self, value: float | None) -> None:
-        algorithm = GradClipAlgorithmType("norm" if self.clipping is None else self.clipping.algorithm)
+        algorithm = _algorithm("norm" if self.clipping is None else self.clipping.algorithm)
         clipping = GradientClipping(value, algorithm) if value else None
         self.options = dataclasses.replace(self.options, clipping=clipping)
 
@@ -92,7 +96,7 @@ class TrainerAttributes(CoreTrainer):
 
     @gradient_clip_algorithm.setter
     def gradient_clip_algorithm(self, algorithm: str) -> None:
-        clipping = self.clipping and dataclasses.replace(self.clipping, algorithm=GradClipAlgorithmType(algorithm))
+        clipping = self.clipping and dataclasses.replace(self.clipping, algorithm=_algorithm(algorithm))
         self.options = dataclasses.replace(self.options, clipping=clipping)
 
     interrupted = property(

@@ -32,6 +32,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "coming-from-lightning.md"
 TYPED = """
 Trainer(max_epoch= Trainer(gpus= LightningModule trainer.lightning_module device_ids precision seed_everything(seed,
 trainer.save_checkpoint(path) LearningRateFinder BatchSizeFinder BackboneFinetuning ModelPruning core-torchao cli_for(
+grad_norm( rank_zero_info STEP_OUTPUT weights_only= dataclasses.asdict( outputs["loss"] swa_epoch_start=
 """
 """Names that don't go as people know them, as the page about them writes each."""
 

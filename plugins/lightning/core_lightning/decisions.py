@@ -6,19 +6,12 @@ import fnmatch
 import tomllib
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from core_lightning.strategy_names import StrategyNames
 
 if TYPE_CHECKING:
     from collections.abc import Container
-
-
-class Behaviour(NamedTuple):
-    """A difference of programs that have all of some uses."""
-
-    uses: tuple[str, ...]
-    sentence: str
 
 
 def _read(name: str) -> str:
@@ -59,10 +52,10 @@ def is_called(cls: type, line: str) -> bool:
     return _decision(line).get("is_called", False) or issubclass(cls, StrategyNames)
 
 
-def behaviours(uses: Container[str]) -> list[Behaviour]:
-    """Those of a program with such uses."""
+def behaviours(uses: Container[str]) -> list[tuple[str, str]]:
+    """Differences of meaning in a program with such uses: the first use, and a sentence."""
     return [
-        Behaviour(tuple(each["uses"]), f"{each['lightning']}; here {each['here']}, since {each['why']}")
+        (each["uses"][0], f"{each['lightning']}; here {each['here']}, since {each['why']}")
         for each in _config()["behaviour"]
         if each["uses"] and all(use in uses for use in each["uses"])
     ]

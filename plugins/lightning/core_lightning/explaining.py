@@ -27,14 +27,7 @@ _MAKE_NAMES = ("setattr", "register_buffer", "register_parameter", "register_mod
 
 
 class Finding(NamedTuple):
-    """A line of a program that isn't what it is under Lightning.
-
-    Attributes:
-        path: of the file.
-        line: in it.
-        text: a sentence.
-        fails: whether the program ends there.
-    """
+    """A line of a program that isn't what it is under Lightning, and whether the program ends there."""
 
     path: Path
     line: int
@@ -50,17 +43,13 @@ class Kind(NamedTuple):
 
 
 def explain(script: Path) -> tuple[str, bool]:
-    """The report on a script and the modules beside it that it imports, and whether it runs.
-
-    Args:
-        script: its path. What it imports from other installed packages isn't looked at.
-    """
+    """The report on a script and the modules beside it that it imports, and whether it runs."""
     readers = [_Reader(path) for path in _files(script)]
     for reader in readers:
         reader.visit(reader.tree)
     uses = {use: place for reader in reversed(readers) for use, place in reader.uses.items()}
     found = sorted({finding for reader in readers for finding in reader.found}, key=lambda each: each[:3])
-    found += [Finding(*uses[each.uses[0]], each.sentence, fails=False) for each in decisions.behaviours(uses)]
+    found += [Finding(*uses[first], text, fails=False) for first, text in decisions.behaviours(uses)]
     lines = [f"{each.path}:{each.line}: {each.text}" for each in found]
     failing = [each for each in found if each.fails]
     places = ", ".join(f"{each.path.name}:{each.line}" for each in (failing[:1] or found))
@@ -119,8 +108,6 @@ class _Reader(ast.NodeVisitor):
         for use in uses:
             self.uses.setdefault(use, (self.path, node.lineno))  # type: ignore[attr-defined]
 
-    # names ----------------------------------------------------------------------------------------------------------
-
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             if (module := _full(alias.name)) is not None:
@@ -160,8 +147,6 @@ class _Reader(ast.NodeVisitor):
         if not isinstance(node, ast.Name) or node.id not in self.bound or node.id in self.kinds:
             return None
         return ".".join([self.bound[node.id], *reversed(parts)])
-
-    # kinds ----------------------------------------------------------------------------------------------------------
 
     def _class(self, node: ast.expr) -> Kind | None:
         """The class that an expression is, if it is one of Lightning's or derived from one."""
@@ -236,8 +221,6 @@ class _Reader(ast.NodeVisitor):
             else:
                 self.visit(target)
 
-    # what is asked of them ------------------------------------------------------------------------------------------
-
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if (dotted := self._dotted(node)) is not None:
             self._check_name(node, _known_part(dotted))
@@ -253,7 +236,8 @@ class _Reader(ast.NodeVisitor):
         may_be_own = node.attr in self.assigned or self._has_own(kind, node.attr)
         if node.attr in members(kind.cls) or (may_be_own and not is_super):
             return
-        if line or not (self.is_open or _answers_others(kind.cls)):
+        is_closed = issubclass(kind.cls, Trainer | nn.Module) or not hasattr(kind.cls, "__getattr__")
+        if line or (is_closed and not self.is_open):
             why = f": {decisions.reason(line)}" if line else ""
             self._report(node, f"core-lightning's {kind.cls.__name__} has no {node.attr}{why}")
 
@@ -270,6 +254,8 @@ class _Reader(ast.NodeVisitor):
     def _check_set(self, node: ast.Attribute, kind: Kind) -> None:
         cls, name = kind.cls, node.attr
         self._use(node, f"{cls.__name__}.{name} =")
+        if self._has_own(kind, name):
+            return
         static = inspect.getattr_static(cls, name, None)
         is_fixed = isinstance(static, property) and static.fset is None
         is_frozen = getattr(getattr(cls, "__dataclass_params__", None), "frozen", False)
@@ -288,7 +274,7 @@ class _Reader(ast.NodeVisitor):
             name = node.func.attr
             self._use(node, *(f"{kind.cls.__name__}.{name}({key.arg}=)" for key in node.keywords))
             static = inspect.getattr_static(kind.cls, name, None)
-            if inspect.isfunction(static) and not (kind.own is not None and self._has_own(kind, name)):
+            if inspect.isfunction(static) and not self._has_own(kind, name):
                 self._check_arguments(node, f"{kind.cls.__name__}.{name}", static)
         self.generic_visit(node)
 
@@ -296,9 +282,9 @@ class _Reader(ast.NodeVisitor):
         name = made.cls.__name__
         self._use(node, f"{name}()", *(f"{name}({key.arg}=)" for key in node.keywords))
         if made.cls.__module__ == names.STAND_INS:
-            self._report(node, f"{made.cls.__name__} is not on core, and making one is an error")
-        elif made.own is None or not self._has_own(made, "__init__"):
-            self._check_arguments(node, made.cls.__name__, made.cls.__init__)
+            self._report(node, f"{name} is not on core, and making one is an error")
+        elif not self._has_own(made, "__init__"):
+            self._check_arguments(node, name, made.cls.__init__)
 
     def _check_arguments(self, node: ast.Call, name: str, function: Any) -> None:
         parameters = list(inspect.signature(function).parameters.values())[1:]
@@ -323,10 +309,7 @@ def _name_of(node: ast.AST | None) -> str:
 
 def _defined(node: ast.stmt) -> Iterator[ast.AST]:
     """The names that a statement in a class's body defines."""
-    if isinstance(node, ast.Assign):
-        yield from node.targets
-    else:
-        yield node.target if isinstance(node, ast.AnnAssign) else node
+    yield from getattr(node, "targets", None) or [getattr(node, "target", node)]
 
 
 def _full(module: str) -> str | None:
@@ -395,8 +378,3 @@ def _assigned(module: str) -> dict[str, set[str]]:
         each.name: {node.attr for node in ast.walk(each) if isinstance(node, ast.Attribute) and _is_store(node)}
         for each in classes
     }
-
-
-def _answers_others(cls: Any) -> bool:
-    """True if objects may have attributes that their class doesn't show."""
-    return not issubclass(cls, Trainer) and hasattr(cls, "__getattr__") and not issubclass(cls, nn.Module)

@@ -17,6 +17,7 @@ from core.checkpoint.format.manifest import FileEntry, Manifest
 from core.checkpoint.format.manifest import from_bytes as parse_manifest
 from core.checkpoint.format.verified_file import MappedFile
 from core.checkpoint.joint.agreement import together
+from core.checkpoint.state.shards import chunks_to_fill
 from core.checkpoint.storage.messages import FILE_SUFFIXES, cannot_write, overwriting
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "PartWriter",
     "Plan",
     "cannot_write",
+    "chunks_to_fill",
     "digest_of",
     "digests_of_file",
     "is_content",

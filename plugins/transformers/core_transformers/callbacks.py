@@ -1,0 +1,57 @@
+"""Callbacks of a Trainer whose module has a model of transformers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core import Callback
+from core_transformers.pretrained import load_pretrained, refuse_existing, save_pretrained
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+    from core import Trainer
+
+
+class LoadPretrained(Callback):
+    """Fills the model from a folder when `fit` begins. A run that goes on has its weights from its checkpoint."""
+
+    def __init__(self, folder: str | Path, *, strict: bool = True) -> None:
+        """Create the callback.
+
+        Args:
+            folder: as for `load_pretrained`.
+            strict: likewise.
+        """
+        self.folder, self.strict = folder, strict
+
+    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """All ranks."""
+        if trainer.ckpt_path is None:
+            load_pretrained(trainer, module, self.folder, strict=self.strict)
+
+
+class SavePretrained(Callback):
+    """Writes the model for `from_pretrained` when `fit` has ended."""
+
+    def __init__(self, folder: str | Path, *, beside: Sequence[Any] = (), dtype: torch.dtype | None = None) -> None:
+        """Create the callback.
+
+        Args:
+            folder: nothing is there.
+            beside: as for `save_pretrained`.
+            dtype: likewise.
+        """
+        self.folder, self.beside, self.dtype = folder, beside, dtype
+
+    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """All ranks. Refuse a folder that is there before there is work to lose."""
+        refuse_existing(trainer, self.folder)
+
+    def on_train_end(self, trainer: Trainer, module: nn.Module) -> None:
+        """All ranks."""
+        save_pretrained(trainer, module, self.folder, beside=self.beside, dtype=self.dtype)

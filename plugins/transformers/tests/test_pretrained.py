@@ -1,0 +1,192 @@
+"""Models of transformers are loaded into strategies and saved from them, bit by bit."""
+
+import json
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers
+from transformers_models import MODELS, carry, make, tensors
+
+from core import (
+    CheckpointCorruptedError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    ConfigurationError,
+    Fabric,
+    Module,
+    ModuleError,
+    Trainer,
+)
+from core_testing.ranks import QUIET, Backend
+from core_transformers import LoadPretrained, SavePretrained, from_config, load_pretrained, save_pretrained
+
+pytestmark = pytest.mark.slow
+CAUSAL = transformers.AutoModelForCausalLM
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A folder with a folder for each model, as transformers has written it."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name in MODELS:
+        make(name, folder / name)
+    return folder
+
+
+def assert_alike(source, target, name):
+    """The same names and numbers, and the class that they are of."""
+    own, expected = tensors(target / name), tensors(source / name)
+    assert own.keys() == expected.keys()
+    assert not [each for each in own if not torch.equal(own[each], expected[each])]
+    found, whole = (MODELS[name][2].from_pretrained(folder / name).state_dict() for folder in (target, source))
+    assert not [each for each in whole if not torch.equal(found[each], whole[each])]
+    first, second = (json.loads((folder / name / "config.json").read_text()) for folder in (target, source))
+    assert not [key for key in ("architectures", "model_type", "dtype") if first[key] != second[key]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_comes_back_bit_for_bit(sources, tmp_path, name):
+    Backend(lambda: "single_device").run(carry, [name], sources, tmp_path)
+    assert_alike(sources, tmp_path, name)
+    assert oct((tmp_path / name).stat().st_mode & 0o777) == oct((sources / name).stat().st_mode & 0o777)
+
+
+def pipeline():
+    from core_parallel import MeshParallelStrategy
+
+    return MeshParallelStrategy(pipeline=2)
+
+
+def tensor():
+    from core_parallel import MeshParallelStrategy
+
+    return MeshParallelStrategy(tensor=2)
+
+
+@pytest.mark.filterwarnings("ignore:DTensor random operators")  # torch's, of first values that aren't kept
+@pytest.mark.parametrize(
+    ("strategy", "names", "share"),
+    [
+        (lambda: "ddp", ["dense", "mixture"], 1.0),
+        (lambda: "fsdp", list(MODELS), 0.6),
+        (tensor, ["dense", "tied", "mixture"], 0.8),
+        (pipeline, ["dense", "tied", "mixture"], 0.8),
+    ],
+    ids=["ddp", "fsdp", "tensor", "pipeline"],
+)
+def test_ranks_load_their_parts_and_save_the_whole(sources, tmp_path, strategy, names, share):
+    held = Backend(strategy, num_processes=2).run(carry, names, sources, tmp_path)
+    for name in names:
+        assert_alike(sources, tmp_path, name)
+        total = sum(tensor.nbytes for tensor in tensors(sources / name).values())
+        assert all(each[name] <= share * total * 1.05 for each in held), (held, total)
+
+
+@pytest.fixture
+def fabric():
+    made = Fabric(accelerator="cpu")
+    yield made
+    made.teardown()
+
+
+def set_up(fabric, folder, **changes):
+    config = transformers.AutoConfig.from_pretrained(folder)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return fabric.setup_module(from_config(fabric, config, CAUSAL))
+
+
+def test_files_that_do_not_fit_are_refused_by_name_and_change_nothing(fabric, sources, tmp_path):
+    model = set_up(fabric, sources / "dense", num_hidden_layers=3, vocab_size=65)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    message = (
+        r"doesn't fit LlamaForCausalLM: 'lm_head.weight' has the shape \(64, 32\) in the files, and \(65, 32\) in the "
+        r"model; .*'model.layers.2.input_layernorm.weight' is not in the files.*; and \d+ more. "
+        "Make the model from the config"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        load_pretrained(fabric, model, sources / "dense")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    fewer = set_up(fabric, sources / "dense", num_hidden_layers=1)
+    with pytest.raises(CheckpointError, match=r"'model.layers.1.\S+' is not in the model"):
+        load_pretrained(fabric, fewer, sources / "dense")
+    load_pretrained(fabric, fewer, sources / "dense", strict=False)
+    assert torch.equal(fewer.state_dict()["lm_head.weight"], tensors(sources / "dense")["lm_head.weight"])
+
+
+def test_a_folder_that_is_none_or_damaged_is_refused(fabric, sources, tmp_path):
+    model = set_up(fabric, sources / "dense")
+    with pytest.raises(
+        CheckpointNotFoundError, match=r"has neither model.safetensors nor model.safetensors.index.json"
+    ):
+        load_pretrained(fabric, model, tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 3}')
+    with pytest.raises(CheckpointCorruptedError, match="is no index of weights"):
+        load_pretrained(fabric, model, tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "a.safetensors"}}')
+    with pytest.raises(CheckpointCorruptedError, match=r"is incomplete: a\.safetensors is missing"):
+        load_pretrained(fabric, model, tmp_path)
+    (tmp_path / "a.safetensors").write_bytes(b"nothing")
+    with pytest.raises(CheckpointCorruptedError, match=r"a.safetensors' is not a file of safetensors"):
+        load_pretrained(fabric, model, tmp_path)
+    with pytest.raises(ModuleError, match="Expected one model of transformers in Linear, found none"):
+        load_pretrained(fabric, fabric.setup_module(torch.nn.Linear(1, 1)), tmp_path)
+
+
+def test_a_folder_is_there_whole_or_not_at_all(fabric, sources, tmp_path, monkeypatch):
+    model = set_up(fabric, sources / "dense")
+    with pytest.raises(ConfigurationError, match=r"something is there\. Name a folder that doesn't exist"):
+        save_pretrained(fabric, model, tmp_path)
+
+    class Fails:
+        def save_pretrained(self, folder):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        save_pretrained(fabric, model, tmp_path / "model", beside=[Fails()])
+    assert not os.listdir(tmp_path)
+    save_pretrained(fabric, model, tmp_path / "half", dtype=torch.bfloat16)
+    assert {value.dtype for value in tensors(tmp_path / "half").values()} == {torch.bfloat16}
+    assert CAUSAL.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
+
+
+class Tuned(Module):
+    """Trains a model of transformers that is made where the strategy wants it."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def configure_model(self):
+        self.model = from_config(self.trainer, self.folder, CAUSAL)
+
+    def training_step(self, batch):
+        return self.model(input_ids=batch, labels=batch).loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def tune(rank, source, target):
+    data = torch.utils.data.DataLoader(torch.arange(32).reshape(8, 4), batch_size=8 // rank.backend.num_processes)
+    callbacks = [LoadPretrained(source), SavePretrained(target)]
+    rank.trainer(max_steps=2, callbacks=callbacks, gradient_clip_val=None).fit(Tuned(source), data)
+
+
+def test_a_trainer_loads_and_saves_under_any_strategy(sources, tmp_path):
+    Backend(lambda: "single_device").run(tune, sources / "dense", tmp_path / "one")
+    Backend(lambda: "fsdp", num_processes=2).run(tune, sources / "dense", tmp_path / "two")
+    one, two, first = tensors(tmp_path / "one"), tensors(tmp_path / "two"), tensors(sources / "dense")
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=0, atol=1e-6)
+        assert not torch.equal(value, first[name]), name
+
+
+def test_a_folder_for_the_end_is_refused_at_the_beginning(sources, tmp_path):
+    trainer = Trainer(**QUIET, accelerator="cpu", callbacks=SavePretrained(tmp_path), max_steps=1)
+    with pytest.raises(ConfigurationError, match="something is there"):
+        trainer.fit(Tuned(sources / "dense"), torch.utils.data.DataLoader(torch.arange(8).reshape(2, 4)))

@@ -141,7 +141,12 @@ class _NamedModule(ModuleType):
 
 def _look_up(target: str) -> Any:
     module, _, attribute = target.partition(":")
-    return getattr(import_module(module), attribute)
+    try:
+        return getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name == "core_lightning_demos":
+            error.msg = f"{attribute} is in the package core-lightning-demos: `pip install core-lightning-demos`."
+        raise
 
 
 def _full(name: str) -> str:

@@ -1,10 +1,10 @@
 """The demos' models, with the weights that Lightning 2.6.6 and torch 2.13.0 gave for the same seeds on a CPU."""
 
+import sys
+
 import pytest
 import torch
 from torch.testing import assert_close
-
-import core
 
 pytestmark = [pytest.mark.filterwarnings("ignore:core trains in Lightning's place"), pytest.mark.numbers]
 
@@ -84,44 +84,16 @@ def test_the_exponential_average_is_lightnings(pl, boring, options, weights, val
     assert validated is None or seen == pytest.approx(validated, rel=1e-6)
 
 
-def test_networks_and_texts_are_lightnings(pl, installed, boring, tmp_path):
-    transformer, lstm = (installed(f"lightning.pytorch.demos.{name}") for name in ("transformer", "lstm"))
+def test_the_network_of_the_bug_report_is_lightnings(boring):
     torch.manual_seed(1)
     close(boring.Net().eval()(torch.randn(2, 1, 28, 28)).sum().item(), -46.10844802856445)
-    torch.manual_seed(1)
-    module = transformer.Transformer(vocab_size=11, ninp=8, nhid=8).eval()
-    words = torch.randint(11, (2, 5))
-    close(module(words, words).sum().item(), -283.1251525878906)
-    torch.manual_seed(1)
-    module = lstm.SimpleLSTM(vocab_size=11, ninp=8, nhid=8, nlayers=2).eval()
-    close(module(words, module.init_hidden(2))[0].sum().item(), -263.7929382324219)
-    assert list(lstm.SequenceSampler(range(11), 3)) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
-    (tmp_path / "wikitext-2.txt").write_text("a b\nb c a\n", encoding="utf8")
-    text = transformer.WikiText2(tmp_path, block_size=2)
-    assert (text.data.tolist(), text.dictionary.idx2word) == ([0, 1, 2, 1, 3, 0, 2], ["a", "b", "<eos>", "c"])
-    assert [each.tolist() for each in text[1]] == [[2, 1], [1, 3]]
 
 
-def test_digits_come_from_files_and_a_failed_download_says_where_to_put_them(installed, monkeypatch, tmp_path):
-    digits = installed("lightning.pytorch.demos.mnist_datamodule")
-    monkeypatch.setenv("PL_USE_MOCKED_MNIST", "1")
-    folder = tmp_path / "MNIST" / "complete"
-
-    def refuse(*_):
-        raise OSError("no network")
-
-    monkeypatch.setattr("urllib.request.urlretrieve", refuse)
-    with pytest.raises(core.ConfigurationError, match=r"no network. Put that file at .*training.pt"):
-        digits.MNIST(str(tmp_path))
-    for name, number in (("training.pt", 12), ("test.pt", 4)):
-        torch.save((torch.full((number, 28, 28), 255, dtype=torch.uint8), torch.arange(number)), folder / name)
-    image, kind = digits.MNIST(str(tmp_path), train=False)[3]
-    assert (image.shape, kind) == ((1, 28, 28), 3)
-    close(float(image[0, 0, 0]), (255 - 0.1307) / 0.3081)
-    data = digits.MNISTDataModule(str(tmp_path), val_split=4, num_workers=0, batch_size=2)
-    data.prepare_data()
-    data.setup("fit")
-    assert (len(data.train_dataloader()), len(data.val_dataloader()), len(data.test_dataloader())) == (4, 2, 2)
+def test_what_is_in_another_package_says_so(installed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "core_lightning_demos", None)
+    monkeypatch.delitem(sys.modules, "core_lightning_demos.lstm", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="SimpleLSTM is in the package core-lightning-demos: `pip install"):
+        _ = installed("lightning.pytorch.demos.lstm").SimpleLSTM
 
 
 def test_an_example_is_given_to_forward_as_often_as_lightnings_summary_gives_it(pl, boring):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -14,9 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, random_split
 
 from core import rank_zero_warn
-from core_lightning.demos.downloads import fetched
-from core_lightning.imports import _TORCHVISION_AVAILABLE
 from core_lightning.module import LightningDataModule
+from core_lightning_demos.downloads import fetched
 
 _FOLDER = "./data"
 _SOURCE = "https://pl-public-data.s3.amazonaws.com/MNIST/processed"
@@ -119,7 +119,7 @@ class MNISTDataModule(LightningDataModule):
     @property
     def default_transforms(self) -> Callable[[Any], Any] | None:
         """The transforms of torchvision; None without torchvision."""
-        if not _TORCHVISION_AVAILABLE:
+        if find_spec("torchvision") is None:
             return None
         transforms = import_module("torchvision.transforms")
 

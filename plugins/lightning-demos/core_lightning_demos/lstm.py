@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Sampler
 
-from core_lightning.demos.transformer import WikiText2
 from core_lightning.module import LightningModule
+from core_lightning_demos.transformer import WikiText2
 
 Hidden = tuple[Tensor, Tensor]
 

@@ -1,1 +1,0 @@
-"""Small models and data sets, under the names that Lightning's demos have."""

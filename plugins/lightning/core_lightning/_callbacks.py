@@ -37,8 +37,9 @@ class ModelCheckpoint(RefusesOverrides, CoreModelCheckpoint):
     `dirpath` is made absolute, and a subclass may have an `on_train_start` that doesn't call this one's.
     """
 
-    uncalled = frozenset(_SAVING.split())
-    instead = "Save by trainer.save_checkpoint in a hook of your own, or write a CheckpointIO."
+    uncalled = dict.fromkeys(
+        _SAVING.split(), "Save by trainer.save_checkpoint in a hook of your own, or write a CheckpointIO."
+    )
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -175,11 +176,19 @@ class RichProgressBarTheme:
         self.__dict__.update(colors)
 
 
+def get_standard_metrics(trainer: Trainer) -> dict[str, int | str]:
+    """The values that each bar shows: the loggers' version, of a long one the end."""
+    versions = [logger.version for logger in trainer.loggers]
+    version = versions[0] if len(versions) == 1 else "_".join(dict.fromkeys(map(str, versions)))
+    return {} if version in ("", None) else {"v_num": version[-4:] if isinstance(version, str) else version}
+
+
 class _Bar(RefusesOverrides, CoreRichProgressBar):
     """A bar of core, which is drawn in one way."""
 
-    uncalled = frozenset(_DRAWING.split())
-    instead = "Override get_metrics, or write a ProgressBar with the hooks of a callback."
+    uncalled = dict.fromkeys(
+        _DRAWING.split(), "Override get_metrics, or write a ProgressBar with the hooks of a callback."
+    )
 
 
 class RichProgressBar(_Bar):

@@ -37,8 +37,9 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
         device: where the average is kept; None is the module's.
     """
 
-    uncalled = frozenset({"transfer_weights", "update_parameters", "reset_batch_norm_and_save_state", "reset_momenta"})
-    instead = "Pass avg_fn."
+    uncalled = dict.fromkeys(
+        ("transfer_weights", "update_parameters", "reset_batch_norm_and_save_state", "reset_momenta"), "Pass avg_fn."
+    )
 
     def __init__(
         self,

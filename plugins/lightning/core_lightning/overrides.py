@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from core import ConfigurationError
@@ -14,18 +15,17 @@ class RefusesOverrides:
     The line that defines such a subclass warns, since a package may define more than a program uses.
     """
 
-    uncalled: ClassVar[frozenset[str]] = frozenset()
-    """Names of methods that Lightning calls, and core doesn't."""
-    instead: ClassVar[str] = ""
-    """The public way, as a sentence."""
+    uncalled: ClassVar[Mapping[str, str]] = {}
+    """Names of methods that Lightning calls, and core doesn't, each with the public way, as a sentence."""
     _refused: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "uncalled" in vars(cls):  # of this package
             return
-        if found := sorted(cls.uncalled & vars(cls).keys()):
-            cls._refused = f"{cls.__name__} overrides {', '.join(found)}, which nothing calls here. {cls.instead}"
+        if found := sorted(cls.uncalled.keys() & vars(cls).keys()):
+            ways = " ".join(dict.fromkeys(cls.uncalled[name] for name in found))
+            cls._refused = f"{cls.__name__} overrides {', '.join(found)}, which nothing calls here. {ways}"
             note(cls._refused, page="docs/lightning.md", stacklevel=2)
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:

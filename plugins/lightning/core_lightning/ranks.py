@@ -21,6 +21,7 @@ class LightningDeprecationWarning(DeprecationWarning):
 
 
 _log = logging.getLogger("lightning.fabric.utilities.rank_zero")
+_logger = logging.getLogger("lightning.pytorch")
 
 
 def _show(logger: logging.Logger) -> None:
@@ -32,6 +33,7 @@ def _show(logger: logging.Logger) -> None:
 
 
 _show(logging.getLogger("lightning.fabric"))
+_show(_logger)
 
 
 @rank_zero_only

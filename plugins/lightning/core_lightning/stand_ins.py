@@ -9,11 +9,14 @@ from core import ConfigurationError
 
 _PRECISION = "Name it instead, and the strategy has its own: Trainer(strategy={!r}, precision='bf16-mixed')."
 _LOOPS = "core has loops of its own, which can't be replaced. Use hooks, or write the loop with Fabric."
+_BAR = "core's bar has one look. Override get_metrics of RichProgressBar."
 _ADVICE = {
     "BitsandbytesPrecision": "Put layers of bitsandbytes, such as Linear4bit, into the model yourself.",
+    "CustomProgress": _BAR,
     "DeepSpeedPrecision": _PRECISION.format("deepspeed"),
     "FSDPPrecision": _PRECISION.format("fsdp"),
     "LitLogger": "Take one of `core list-loggers`.",
+    "MetricsTextColumn": _BAR,
     "ServableModuleValidator": "Call the module's serve_step in a test of your own.",
     "SpikeDetection": "EarlyStopping(check_finite=True) ends a run whose loss isn't finite.",
     "SingleTPUStrategy": "Name it instead: Trainer(strategy='single_xla').",

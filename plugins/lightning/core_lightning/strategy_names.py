@@ -9,10 +9,11 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from core import Callback, Capability, ConfigurationError, Strategy, Trainer, UnsupportedError
+from core import Callback, Capability, ConfigurationError, Stage, Strategy, Trainer, UnsupportedError
+from core_lightning.overrides import RefusesOverrides
 from core_lightning.utilities import move_data_to_device
 
 _LAYOUT = "Override get_module_state_dict and load_module_state_dict."
@@ -22,24 +23,20 @@ _MODULE = "Override the module's."
 _LAUNCH = "core starts the processes; give the Trainer a ClusterEnvironment or a Launcher."
 NEVER_CALLED = {
     **dict.fromkeys(("training_step", "validation_step", "test_step", "predict_step"), _MODULE),
-    **dict.fromkeys(("save_checkpoint", "load_checkpoint", "remove_checkpoint", "checkpoint_io"), _STORAGE),
+    **dict.fromkeys(("save_checkpoint", "remove_checkpoint", "checkpoint_io"), _STORAGE),
     **dict.fromkeys(("lightning_module_state_dict", "load_model_state_dict"), _LAYOUT),
     **dict.fromkeys(("optimizer_state", "lightning_restore_optimizer"), _OPTIMIZER_STATE),
     **dict.fromkeys(("_configure_launcher", "set_world_ranks", "determine_ddp_device_ids", "launcher"), _LAUNCH),
-    **dict.fromkeys(("pre_backward", "post_backward"), "Override backward(loss, module, *, manual=False)."),
     **dict.fromkeys(("configure_ddp", "_setup_model"), "Override setup_module(module), which returns the wrapper."),
     **dict.fromkeys(("tensor_init_context", "model_sharded_context"), "Override init_context(*, empty=False)."),
     "batch_to_device": "Override the module's transfer_batch_to_device.",
     "block_backward_sync": "Override no_backward_sync(module, enabled).",
     "connect": "Override setup_module(module).",
-    "distributed_sampler_kwargs": "Override data_parallel_size and data_parallel_rank.",
     "handles_gradient_accumulation": "Declare Capability.OWNS_ACCUMULATION in `capabilities`.",
     "model_to_device": "Override module_to_device(module).",
     "on_exception": "Write a Callback with on_exception.",
     "on_train_batch_start": "Write a Callback with on_train_batch_start.",
     "post_training_step": "Write a Callback with on_train_batch_end.",
-    "process_dataloader": "Override setup_dataloader(loader, stage).",
-    "restore_checkpoint_after_setup": "core restores when everything is set up.",
     "setup_optimizers": "Override setup_optimizer(optimizer), or the module's configure_optimizers.",
     "setup_precision_plugin": "Override configure_precision(name).",
 }
@@ -49,8 +46,8 @@ _ENGINES = Capability.OWNS_STEP | Capability.COMPILED_STEP | Capability.JOINT_SE
 _CONFIGS = "lr_scheduler_configs"
 
 
-class StrategyNames(Strategy):
-    """Precedes a strategy's class. A subclass that overrides what is never called is refused when it is defined."""
+class StrategyNames(RefusesOverrides, Strategy):
+    """Precedes a strategy's class. A subclass that overrides what is never called is refused when it is made."""
 
     lightning_module: Any = None  # of the Trainer's last stage
     handles_gradient_accumulation = False  # the Trainer does
@@ -66,12 +63,11 @@ class StrategyNames(Strategy):
         super().__init_subclass__(**options)
         if cls.__module__ == __name__:
             return
-        for name in vars(cls):
-            if name in NEVER_CALLED:
-                raise ConfigurationError(
-                    f"{cls.__name__}.{name}: core never calls this method of Lightning's strategies. "
-                    f"{NEVER_CALLED[name]}"
-                )
+        if "distributed_sampler_kwargs" in vars(cls):
+            given = property(lambda self: self.distributed_sampler_kwargs["num_replicas"])
+            cls.data_parallel_size = given  # type: ignore[method-assign, assignment]  # a property here too
+            given = property(lambda self: self.distributed_sampler_kwargs["rank"])
+            cls.data_parallel_rank = given  # type: ignore[method-assign, assignment]
         if (load := vars(cls).get("load_optimizer_state_dict")) and "checkpoint" in inspect.signature(load).parameters:
             raise ConfigurationError(f"{cls.__name__}.load_optimizer_state_dict(checkpoint): {_OPTIMIZER_STATE}")
         if (step := vars(cls).get("optimizer_step")) is not None:
@@ -79,13 +75,35 @@ class StrategyNames(Strategy):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if type(self).__module__ == __name__:  # a class of `named`, which can't be found by its name
-            return _make_again, (type(self).__mro__[2],), self.__getstate__()
+            return _make_again, (type(self).__bases__[1],), self.__getstate__()
         return super().__reduce_ex__(protocol)
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """The number of shares of the data, and this rank's."""
-        return {"num_replicas": self.data_parallel_size, "rank": self.data_parallel_rank}
+        """The number of shares of the data, and this rank's. Meant to be overridden."""
+        return {"num_replicas": super().data_parallel_size, "rank": super().data_parallel_rank}
+
+    restore_checkpoint_after_setup = True  # core restores when everything is set up
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """All ranks. Replace the loader. Meant to be overridden."""
+        return dataloader
+
+    def setup_dataloader(self, loader: Any, stage: Stage) -> Any:
+        """All ranks. Replace the loader; see `core.Strategy.setup_dataloader`."""
+        return self.process_dataloader(super().setup_dataloader(loader, stage))
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """All ranks, before each backward. Meant to be overridden."""
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """All ranks, when gradients are there. Meant to be overridden."""
+
+    def backward(self, loss: Tensor, module: nn.Module | None, **options: Any) -> None:
+        """All ranks. Compute gradients; see `core.Strategy.backward`."""
+        self.pre_backward(loss)
+        super().backward(loss, module, **options)
+        self.post_backward(loss)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """The batch, on this rank's device or another."""
@@ -122,7 +140,9 @@ def named(base: type[Strategy]) -> Any:
     if issubclass(base, StrategyNames):
         return base
     if base not in _NAMED:
-        own = {"__module__": __name__, "__doc__": base.__doc__, "__signature__": inspect.signature(base)}
+        own: dict[str, Any] = {"__module__": __name__, "__doc__": base.__doc__}
+        own["__signature__"] = inspect.signature(base)
+        own["uncalled"] = {name: way for name, way in NEVER_CALLED.items() if not hasattr(base, name)}
         kind: Any = type(base)
         _NAMED[base] = kind(base.__name__, (StrategyNames, base), own)
     return _NAMED[base]
@@ -153,8 +173,15 @@ class TellsStrategy(Callback):
     """Gives the strategy its module, and calls its hooks, such as `on_train_start`, if it has some."""
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
-        """All ranks, before the strategy's own setup."""
-        vars(trainer.strategy)["lightning_module"] = module
+        """All ranks, before the strategy's own setup.
+
+        Raises:
+            ConfigurationError: a checkpoint is to be loaded by an override that nothing calls.
+        """
+        strategy = trainer.strategy
+        if trainer.ckpt_path is not None and hasattr(strategy, "load_checkpoint"):
+            raise ConfigurationError(f"{type(strategy).__name__}.load_checkpoint: nothing calls it here. {_STORAGE}")
+        vars(strategy)["lightning_module"] = strategy.model = module
 
 
 def _calling(name: str) -> Callable[..., None]:

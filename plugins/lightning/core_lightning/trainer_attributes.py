@@ -177,6 +177,7 @@ class TrainerAttributes(CoreTrainer):
             accelerator=strategy.accelerator,
             cluster_environment=getattr(strategy, "cluster_environment", None),
             is_distributed=strategy.world_size > 1,
+            _parallel_devices=list(strategy.parallel_devices),
             strategy=strategy,
         )
 

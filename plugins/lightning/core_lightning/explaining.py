@@ -352,10 +352,10 @@ def _kind_of_attribute(cls: Any, name: str) -> Kind | None:
     if name == "strategy" and issubclass(cls, Trainer):
         return Kind(named(import_module("core.strategies").SingleDeviceStrategy))
     static = inspect.getattr_static(cls, name, None)
-    if not isinstance(static, property) or not inspect.isfunction(static.fget):
-        return None
-    annotation = static.fget.__annotations__.get("return")
-    found = static.fget.__globals__.get(annotation) if isinstance(annotation, str) else annotation
+    found = static.fget if isinstance(static, property) else None
+    if inspect.isfunction(found):
+        annotation, names_there = found.__annotations__.get("return"), found.__globals__
+        found = names_there.get(annotation) if isinstance(annotation, str) else annotation
     return Kind(found) if inspect.isclass(found) and found.__module__.startswith("core_lightning") else None
 
 

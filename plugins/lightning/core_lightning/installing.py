@@ -144,7 +144,7 @@ def _look_up(target: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
-        if error.name == "core_lightning_demos":
+        if (error.name or "").startswith("core_lightning_demos"):
             error.msg = f"{attribute} is in the package core-lightning-demos: `pip install core-lightning-demos`."
         raise
 

@@ -53,10 +53,14 @@ class FitLoop(Loop):
 
     max_epochs = _limit("max_epochs", "The limit in epochs; -1 for none.", none=None)
     min_epochs = _limit("min_epochs", "Epochs for which a stop waits.")
-    epoch_loop = property(lambda self: EpochLoop(self.trainer), doc="The batches of an epoch.")
     batch_idx = property(attrgetter("epoch_loop.batch_idx"), doc="Number of the batch that runs, in its epoch.")
     total_batch_idx = property(attrgetter("epoch_loop.total_batch_idx"), doc="Its number in all epochs.")
     max_batches = property(attrgetter("trainer.num_training_batches"), doc="Batches of an epoch.")
+
+    @property
+    def epoch_loop(self) -> EpochLoop:
+        """The batches of an epoch."""
+        return EpochLoop(self.trainer)
 
     @property
     def epoch_progress(self) -> SimpleNamespace:

@@ -88,7 +88,7 @@ class Sources:
 
     def remember(self, model: PreTrainedModel) -> None:
         """Make a model be saved under the names of these files, as after `from_pretrained`."""
-        model._weight_conversions = [each for each in self._transforms if each.was_used()]  # type: ignore[assignment]
+        model._weight_conversions = [each for each in self._transforms if each.was_used()]
 
 
 def units(model: PreTrainedModel, names: Sequence[str]) -> list[list[str]]:

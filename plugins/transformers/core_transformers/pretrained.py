@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from core import CheckpointError, ConfigurationError, ModuleError
+from core import CheckpointError, ConfigurationError, Fabric, ModuleError
 from core.checkpoint.building_blocks import chunks_to_fill, together
+from core.fabric import FabricModule
 from core_transformers.conversions import Sources, like, ties, to_files, units
 from core_transformers.weight_files import NewFolder, WeightFiles
 from core_transformers.whole_tensors import WholeTensors, shape_of
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from core import Fabric, Trainer
+    from core import Trainer
 
 _MOST_NAMED = 5
 
@@ -41,6 +42,8 @@ def from_config(host: Fabric | Trainer, config: Any, auto_class: Any, **options:
     """
     if isinstance(config, (str, os.PathLike)):
         config = AutoConfig.from_pretrained(config)
+    if isinstance(host, Fabric):
+        host.init_tensor()  # sets up its ranks and devices, if this is its first use
     with host.strategy.init_context(empty=True):
         model: PreTrainedModel = auto_class.from_config(config, **options)
     return model
@@ -177,7 +180,7 @@ def _find(module: nn.Module) -> tuple[nn.Module, str, PreTrainedModel]:
     Raises:
         ModuleError: it has none, or several.
     """
-    own = getattr(module, "module", module) if type(module).__name__ == "FabricModule" else module
+    own = module.module if isinstance(module, FabricModule) else module
     found = [(name, each) for name, each in own.named_modules() if isinstance(each, PreTrainedModel)]
     outer = [
         pair

@@ -114,3 +114,9 @@ class SLURMEnvironment(  # type: ignore[misc]  # whose `detect` gives a bool
         default = CoreSLURMEnvironment().requeue_signal
         super().__init__(requeue_signal=(requeue_signal or default) if auto_requeue else None)
         self.auto_requeue = auto_requeue
+
+
+def listed(plugins: Any) -> list[Any]:
+    """The argument `plugins` as a list, without a SLURMEnvironment outside of SLURM: programs for both have one."""
+    given = list(plugins) if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
+    return [each for each in given if type(each) is not SLURMEnvironment or each.detect()]

@@ -8,6 +8,7 @@ from typing import Any
 from core import CheckpointIO
 from core import Fabric as CoreFabric
 from core.fabric import FabricOptimizer
+from core_lightning._environments import listed
 from core_lightning._precisions import replace_half_on_cpu
 from core_lightning.module import LightningModule
 from core_lightning.seeding import seed_everything
@@ -17,9 +18,8 @@ _WHOLE = ("auto", "ddp", "single_device")
 """Strategies whose checkpoints are one file under Lightning."""
 
 
-def _with_one_file(plugins: Any) -> list[Any]:
+def _with_one_file(given: list[Any]) -> list[Any]:
     """The plugins, with one file for each checkpoint unless they have another form."""
-    given = list(plugins) if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
     has_form = any(isinstance(each, CheckpointIO) or each in ("torch", "distributed", "lightning") for each in given)
     return given if has_form else [*given, "torch"]
 
@@ -30,8 +30,9 @@ class Fabric(CoreFabric):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         replace_half_on_cpu(options)
         given = dict(zip(_NAMES, arguments, strict=False)) | options
+        given["plugins"] = listed(given.get("plugins"))
         if given.get("strategy", "auto") in _WHOLE:
-            given["plugins"] = _with_one_file(given.get("plugins"))
+            given["plugins"] = _with_one_file(given["plugins"])
         super().__init__(**given)
         self._waiting: list[FabricOptimizer] = []
 

@@ -17,6 +17,7 @@ from core.callbacks import ModelSummary
 from core.registry import CHECKPOINT_IO_REGISTRY
 from core_lightning._accelerators import SetsUpAccelerator
 from core_lightning._callbacks import ModelCheckpoint
+from core_lightning._environments import listed
 from core_lightning._loggers import default_logger, save_after_logs
 from core_lightning._precisions import keep_no_casts, replace_half_on_cpu, with_lightnings_class
 from core_lightning.checkpoint_io import LightningCheckpointIO
@@ -93,7 +94,7 @@ class Trainer(TrainerAttributes):
         callbacks = _with_default(callbacks, ModelCheckpoint) if saves else callbacks
         if options.get("fast_dev_run"):
             self.left_out = next((each for each in _listed(callbacks) if isinstance(each, CoreModelCheckpoint)), None)
-        given = list(plugins) if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
+        given = listed(plugins)
         syncs = [plugin for plugin in given if isinstance(plugin, LayerSync)]
         super().__init__(
             logger=logger,

@@ -81,6 +81,16 @@ def test_environments_detect_by_a_bool_and_cores_own_are_among_them(installed, m
     assert not isinstance(LocalEnvironment(), environments.SLURMEnvironment)
 
 
+def test_a_program_for_slurm_runs_outside_of_it(installed, pl, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    kind = installed("lightning.pytorch.plugins.environments").SLURMEnvironment
+    trainer = pl.Trainer(accelerator="cpu", plugins=[kind(auto_requeue=False)], logger=False)
+    assert not isinstance(trainer.strategy.cluster_environment, kind)
+    fabric = installed("lightning.fabric").Fabric(accelerator="cpu", plugins=kind())
+    assert not isinstance(fabric.strategy.cluster_environment, kind)
+
+
 def test_a_strategy_without_its_package_says_what_to_install_when_it_is_made(installed):
     strategies = installed("lightning.fabric.strategies")
     missing = next(

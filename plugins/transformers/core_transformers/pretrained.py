@@ -77,7 +77,8 @@ def load_pretrained(host: Fabric | Trainer, module: nn.Module, folder: str | Pat
             for chunk in chunks_to_fill(leaves[name], known):
                 chunk.tensor.copy_(files.read(source, chunk.box))
         for made in sources.convert(files.read):
-            for name, tensor in made.items():
+            for name in made.keys() & leaves.keys():
+                tensor = made[name]
                 for chunk in chunks_to_fill(leaves[name], known):
                     chunk.tensor.copy_(tensor[chunk.box])
         sources.remember(model)
@@ -107,7 +108,7 @@ def save_pretrained(
 
     Raises:
         ConfigurationError: something is at `folder`.
-        CheckpointError: it can't be written; nothing is at `folder` then.
+        OSError: it can't be written; nothing is at `folder` then.
     """
     with _agreeing(host):
         own, prefix, found = _find(module)

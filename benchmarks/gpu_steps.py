@@ -79,6 +79,7 @@ class Net(Module):
     def __init__(self, width=64):
         super().__init__()
         torch.manual_seed(1)
+        self.width = width
         self.layers = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 1))
         self.losses = []
 
@@ -89,7 +90,7 @@ class Net(Module):
         self.losses.append(outputs.detach())
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.5)  # Adam's eps is 0 in float16
+        return torch.optim.SGD(self.parameters(), lr=0.64 / self.width, momentum=0.5)  # Adam's eps is 0 in float16
 
 
 def loader(num_samples=256):

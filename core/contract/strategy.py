@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract.capability import Capability
@@ -11,7 +11,7 @@ from core.contract.precision import Precision
 from core.contract.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import torch
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from core.contract.protocols import SetupHost
     from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep
     from core.session.session import Session
+
+
+@contextmanager
+def join_contexts(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
+    """Two contexts in one. Neither is entered before it is."""
+    with outer, inner:
+        yield
 
 
 class Strategy(World):
@@ -218,16 +225,12 @@ class Strategy(World):
     # 4. and 5. module and optimizers --------------------------------------------------------------------------------
 
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[object]:
-        """All ranks. The context in which a model is built: on the rank's device, in the precision's format.
+        """All ranks. A context to build a model in: in the precision's format, on the rank's device (to shard: a CPU).
 
         Args:
             empty: weights will be loaded, so don't initialize them. A sharding strategy uses `meta`.
         """
-        stack = ExitStack()
-        stack.enter_context(self.root_device)
-        if (context := self.precision_plugin.init_context()) is not None:
-            stack.enter_context(context)
-        return stack
+        return join_contexts(self.root_device, self.precision_plugin.init_context() or nullcontext())
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Convert, move and wrap the module; set `self.model` and return it.

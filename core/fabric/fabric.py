@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from core.contract import Capability, ConfigurationError, GradientClipping, NotYetChosenError, UnsupportedError
+from core.contract.strategy import join_contexts
 from core.data import to_device
 from core.display import install_for
 from core.fabric.checks import check_module, check_optimizers, check_state, check_trains
@@ -293,12 +294,8 @@ class Fabric(Processes):
                 in their memory, or have none yet with a strategy that shards them.
         """
         self._set_up()
-        if not empty_init:
-            return self.strategy.init_context()
-        stack = ExitStack()
-        stack.enter_context(self.strategy.init_context(empty=True))
-        stack.enter_context(EmptyWeights())
-        return stack
+        context = self.strategy.init_context(empty=empty_init)
+        return join_contexts(context, EmptyWeights()) if empty_init else context
 
     def init_tensor(self) -> AbstractContextManager[object]:
         """All ranks. A context in which tensors are made on the rank's device, in the precision's format."""

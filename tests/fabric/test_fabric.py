@@ -223,6 +223,15 @@ def test_init_module_and_init_tensor_use_the_precisions_format():
     assert torch.ones(1).dtype == torch.float32
 
 
+def test_a_context_that_is_not_entered_changes_nothing():
+    fabric = Fabric(accelerator="cpu", precision="64-true")
+    before = torch._C._len_torch_function_stack()
+    made = [fabric.init_module(), fabric.init_module(empty_init=True), fabric.init_tensor()]
+    assert (torch._C._len_torch_function_stack(), torch.get_default_dtype()) == (before, torch.float32)
+    with made[1]:
+        assert torch._C._len_torch_function_stack() == before + 2
+
+
 def test_autocast_outside_of_a_module():
     with Fabric(accelerator="cpu", precision="bf16-mixed").autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16

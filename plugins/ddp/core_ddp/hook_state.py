@@ -95,7 +95,7 @@ class HookState:
         @functools.wraps(hook)
         def compress(state: PowerSGDState, bucket: Any) -> Any:
             index, parameters = bucket.index(), [names[id(parameter)] for parameter in bucket.parameters()]
-            if self._saved and not self._begins_again(index, parameters, bucket.is_last()):
+            if self._saved and not self._begins_again(bucket, parameters):
                 return default_hooks.allreduce_hook(state.process_group, bucket)
             self._buckets[index] = parameters
             if state.iter >= state.start_powerSGD_iter:
@@ -104,14 +104,15 @@ class HookState:
 
         return compress
 
-    def _begins_again(self, index: int, parameters: list[str], is_last: bool) -> bool:
+    def _begins_again(self, bucket: Any, parameters: list[str]) -> bool:
         """Restore the saved tensors if this bucket is as it was. True to compress."""
-        if self._saved["buckets"].get(str(index)) == parameters:
+        if self._saved["buckets"].get(str(bucket.index())) == parameters:
+            device = bucket.buffer().device
             for name in _BY_BUCKET:
-                getattr(self._state, name).update({int(key): value for key, value in self._saved[name].items()})
+                getattr(self._state, name).update({int(key): one.to(device) for key, one in self._saved[name].items()})
             self._saved = {}
             return True
-        self._num_waits += is_last
+        self._num_waits += bucket.is_last()
         if self._num_waits > _PATIENCE:
             message = "DDP's buckets aren't those of the checkpoint: PowerSGD begins without what it had left out."
             warnings.warn(message, stacklevel=2)

@@ -144,7 +144,7 @@ class DDPStrategy(ParallelStrategy):
         is_whole = isinstance(self.model, DistributedDataParallel) and not self.model.parameters_to_ignore
         self._leaves_some_out = self._leaves_some_out or not is_whole
         copy_sparse_gradients(module, self._sparse_hooks)
-        if self.world_size > 1 and (self.model is module or _holds_torchs(self.model)):
+        if self.model is module or _holds_torchs(self.model):
             ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
             self._frozen.watch((name, own) for name, own in module.named_parameters() if name not in ignored)
             self._wrapped[module] = WrappedParameters(module)
@@ -156,8 +156,6 @@ class DDPStrategy(ParallelStrategy):
         Raises:
             ConfigurationError: it was so on some ranks only.
         """
-        if self.world_size == 1:
-            return False
         watched = [one for one in self.session.handles if one.module in self._wrapped]
         changes = [(one, changed) for one in watched if (changed := self._wrapped[one.module].changes())]
         refuse_difference([name for _, changed in changes for name in changed], self.reduce)

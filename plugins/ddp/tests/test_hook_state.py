@@ -106,6 +106,19 @@ def test_power_sgd_waits_for_the_buckets_that_were_saved():
     assert RANKS.run(train_after_a_load_of_other_buckets) == [expected * 2] * 2
 
 
+def test_what_was_saved_goes_to_the_device_of_the_gradients():
+    """A checkpoint is read to the CPU."""
+    layer = nn.Linear(2, 2, bias=False)
+    inner = PowerSGDState(None, start_powerSGD_iter=2)
+    state = hook_state.HookState(inner)
+    state.load_state_dict({**state.state_dict(), "buckets": {"0": ["weight"]}, "error_dict": {"0": torch.ones(4)}})
+    bucket = SimpleNamespace(
+        index=lambda: 0, parameters=lambda: [layer.weight], buffer=lambda: torch.empty(4, device="meta")
+    )
+    state.by_bucket(lambda state, bucket: None, layer)(inner, bucket)
+    assert inner.error_dict[0].device.type == "meta"
+
+
 def test_a_backward_of_several_buckets_is_one_for_which_power_sgd_waits(monkeypatch):
     """As with NCCL; over gloo there is one bucket."""
     whole = []

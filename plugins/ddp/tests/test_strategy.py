@@ -237,9 +237,9 @@ class Replaced(FineTuned):
             self.optimizers().param_groups[0]["params"] = list(self.used.parameters())
 
 
-@pytest.mark.parametrize("kind", [Frozen, Replaced])
-def test_what_is_frozen_or_replaced_between_two_epochs_is_left_and_trained_as_on_one_device(kind):
-    _, module = fit("ddp_fork", kind(in_second_epoch, "used.weight"), max_epochs=3)
+@pytest.mark.parametrize(("kind", "devices"), [(Frozen, 2), (Replaced, 2), (Frozen, 1)])
+def test_what_is_frozen_or_replaced_between_two_epochs_is_left_and_trained_as_on_one_device(kind, devices):
+    _, module = fit("ddp_fork", kind(in_second_epoch, "used.weight"), devices=devices, max_epochs=3)
     _, single = fit("single_device", kind(in_second_epoch, "used.weight"), devices=1, max_epochs=3)
     for name, expected in single.state_dict().items():
         torch.testing.assert_close(module.state_dict()[name], expected, msg=name)

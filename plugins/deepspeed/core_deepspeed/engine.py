@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -83,6 +84,11 @@ class ZeroEngine:
             model=self.router, optimizer=optimizer, config=config, dist_init_required=False
         )
         vars(self.router)["named_modules"] = _without_router(module)
+        if not self.wrapped.torch_autocast_enabled():
+            # On a GPU a forward would leave the autocast that is around it, and inputs would stay in float32.
+            device_type = self.wrapped.device.type
+            vars(self.wrapped)["torch_autocast_enabled"] = torch.is_autocast_enabled
+            vars(self.wrapped)["torch_autocast_dtype"] = partial(torch.get_autocast_dtype, device_type)
         self.stage = int(self.wrapped.zero_optimization_stage())
         self._max_norm = self.wrapped.gradient_clipping()
         self._num_backwards, self._is_complete = 0, False

@@ -117,6 +117,17 @@ def test_the_block_of_autocast_computes_in_bfloat16_from_float32(stage):
     assert left == ([], False)
 
 
+def autocast_on_a_gpu(rank):
+    torch.set_autocast_enabled("cuda", True)  # where DeepSpeed looks, whatever the device is
+    return autocast(rank)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_forward_stays_in_the_autocast_that_is_around_it(stage):
+    ranks = Backend(functools.partial(DeepSpeedStrategy, stage=stage), options={"precision": "bf16-mixed"})
+    assert ranks.run(autocast_on_a_gpu)[0][0] == ["torch.bfloat16"] * 4
+
+
 def test_clipping_by_value_is_refused():
     with pytest.raises(WorkerError, match="clips gradients by their 2-norm only"):
         on_two_ranks(norm_and_clip, True)

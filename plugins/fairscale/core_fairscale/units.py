@@ -73,7 +73,8 @@ class FlatUnits:
         """
         for unit in self._all:
             for one in unit.params:
-                if one.grad is not None and one.grad.shape == one._orig_size:
+                # What isn't cut, on one rank, it adds to the gradient itself.
+                if one._is_sharded and one.grad is not None and one.grad.shape == one._orig_size:
                     one._saved_grad_shard, one.grad = one.grad.data, None
 
     @contextmanager

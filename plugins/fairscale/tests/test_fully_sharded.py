@@ -75,12 +75,17 @@ def gradients_of_two_backwards(rank):
     return {name: (states[0][name] - value).flatten().tolist() for name, value in states[1].items()}
 
 
-def test_gradients_add_up_also_of_parameters_of_one_element():
-    """The bias has one element, and its part on rank 0 the shape of the whole."""
+@pytest.mark.parametrize(
+    ("num_processes", "bias", "weight"),
+    [(2, (1 + 3 + 5 + 7) / 2, [(1 + 9 + 25 + 49) / 2, (2 + 12 + 30 + 56) / 2]), (1, 1 + 3, [1 + 9, 2 + 12])],
+)
+def test_gradients_add_up_also_of_parameters_of_one_element(num_processes, bias, weight):
+    """The bias has one element, and its part on rank 0 of 2 the shape of the whole; one rank has all whole."""
     streams_double.register()
-    found, _ = Backend(lambda: "fsdp_on_a_double", num_processes=2, timeout_s=100).run(gradients_of_two_backwards)
-    assert found["bias"] == pytest.approx([(1 + 3 + 5 + 7) / 2], rel=1e-6)
-    assert found["weight"] == pytest.approx([(1 + 9 + 25 + 49) / 2, (2 + 12 + 30 + 56) / 2], rel=1e-6)
+    ranks = Backend(lambda: "fsdp_on_a_double", num_processes=num_processes, timeout_s=100)
+    found = ranks.run(gradients_of_two_backwards)[0]
+    assert found["bias"] == pytest.approx([bias], rel=1e-6)
+    assert found["weight"] == pytest.approx(weight, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -87,10 +87,14 @@ class ResumableLoader:
     def _open_at_position(self) -> Iterator[object]:
         state, self._unread_state = self._unread_state, None
         if state is not None:
-            self.loader.load_state_dict(state)
+            try:
+                self.loader.load_state_dict(state)
+                return iter(self.loader)
+            except Exception as error:
+                cure = "doesn't take the state that it saved. Build it as it was then, with as many workers. It says:"
+                raise CheckpointError(f"{type(self.loader).__name__} {cure} {error}") from error
         batches: Iterator[object] = iter(self.loader)
-        # A loader that can't be set to a position reads the batches again that the loop had.
-        for batch in islice(batches, self.num_batches if state is None else 0):
+        for batch in islice(batches, self.num_batches):  # those that the loop had
             self.last_read = batch
         return batches
 

@@ -329,6 +329,33 @@ def test_every_rank_has_its_own_state_back(tmp_path):
         make_trainer(tmp_path, **options).fit(Recorder(tmp_path), Stateful(), ckpt_path=path)
 
 
+class WithWorkers(Stateful):
+    """Refuses another number of workers when it is read, as torchdata's StatefulDataLoader does."""
+
+    def __init__(self, num_workers):
+        super().__init__()
+        self.num_workers = self.saved = num_workers
+
+    def state_dict(self):
+        return {**super().state_dict(), "workers": self.num_workers}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.saved = state["workers"]
+
+    def __iter__(self):
+        assert self.saved == self.num_workers, "no key '_snapshot'"
+        return super().__iter__()
+
+
+def test_a_loader_that_does_not_take_its_state_is_named(tmp_path):
+    path = tmp_path / "middle.ckpt"
+    make_trainer(tmp_path, callbacks=Saving(path)).fit(Recorder(tmp_path), WithWorkers(0))
+    cure = "WithWorkers doesn't take the state that it saved.*as many workers. It says: no key '_snapshot'"
+    with pytest.raises(CheckpointError, match=cure):
+        make_trainer(tmp_path).fit(Recorder(tmp_path), WithWorkers(2), ckpt_path=path)
+
+
 def test_another_kind_of_loader_is_refused(tmp_path):
     path = tmp_path / "middle.ckpt"
     make_trainer(tmp_path, callbacks=Saving(path)).fit(Recorder(tmp_path), Stateful())

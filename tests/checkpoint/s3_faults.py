@@ -1,10 +1,12 @@
 """Two ranks save to a real server that speaks S3, whose every answer fails in turn.
 
-As a program: `s3_faults.py`. It prints a line for each kind of fault. Libraries of object stores leave threads behind,
-which the process of the tests can't have when it forks.
+As a program: `s3_faults.py STRIDE`. Of each kind of fault it makes every STRIDE-th answer fail, beginning with another
+one, and prints a line. Libraries of object stores leave threads behind, which the process of the tests can't have when
+it forks.
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -100,13 +102,11 @@ def served():
         server.shutdown()
 
 
-def each_answer(faulty, kind, *, lasts=False):
-    """Save, while one answer after the other fails, until there are no more of them; how many saves failed, and how
-    many did not."""
+def each_answer(faulty, kind, numbers, *, lasts=False):
+    """Save, while the answers of these numbers fail one after the other, until there are no more; how many saves
+    failed, and how many did not."""
     path, outcomes = Url(f"s3://bucket/{kind.replace(' ', '-')}{lasts}/last.ckpt"), [0, 0]
-    number = 0
-    while True:
-        number += 1
+    for number in numbers:
         assert save_together(path, 1) == ["", ""], "what failed is in the way of the next save"
         faulty.arm(kind, number, lasts=lasts)
         told = save_together(path, 2)
@@ -117,15 +117,15 @@ def each_answer(faulty, kind, *, lasts=False):
             return outcomes
         check_told(told, loaded_step(path), has_struck)
         outcomes[not told[0]] += 1
+    raise AssertionError("numbers end before the answers do")
 
 
-def uploads_in_parts(faulty):
+def uploads_in_parts(faulty, numbers):
     """One process; a file is more than one part, and each part is cut off in turn."""
-    path, failed, number = Url("s3://bucket/parts/last.ckpt"), 0, 0
+    path, failed = Url("s3://bucket/parts/last.ckpt"), 0
     storage = DistributedCheckpointIO()
     storage.save_checkpoint(state(1, 1_400_000), path, collectives=Alone())
-    while True:
-        number += 1
+    for number in numbers:
         faulty.arm("half an upload", number, lasts=True)
         step = 2
         try:
@@ -140,6 +140,7 @@ def uploads_in_parts(faulty):
             return failed
         if found == 2:
             storage.save_checkpoint(state(1, 1_400_000), path, collectives=Alone())
+    raise AssertionError("numbers end before the parts do")
 
 
 def read_while_another_writes():
@@ -182,22 +183,25 @@ def kept_generations(faulty):
     return numbers
 
 
-def main():
+def main(stride):
     with served() as faulty:
-        for kind, lasts in (
-            ("throttled", False),
-            ("throttled", True),
-            ("too late an answer", False),
-            ("half an upload", False),
-            ("lost answer", True),
+        for place, (kind, lasts) in enumerate(
+            (
+                ("throttled", False),
+                ("throttled", True),
+                ("too late an answer", False),
+                ("half an upload", False),
+                ("lost answer", True),
+            )
         ):
-            failed, succeeded = each_answer(faulty, kind, lasts=lasts)
+            numbers = itertools.count(1 + place % stride, stride)
+            failed, succeeded = each_answer(faulty, kind, numbers, lasts=lasts)
             print(f"{kind}{' from then on' if lasts else ''}: {failed} saves failed, {succeeded} did not", flush=True)
-        print(f"uploads in parts: {uploads_in_parts(faulty)} saves failed", flush=True)
+        print(f"uploads in parts: {uploads_in_parts(faulty, itertools.count(1, stride))} saves failed", flush=True)
         print(f"files beside which nothing could be deleted: {kept_generations(faulty)}", flush=True)
         print(f"read while two write: {read_while_another_writes()} checkpoints", flush=True)
 
 
 if __name__ == "__main__":
     sys.setswitchinterval(0.001)
-    main()
+    main(int(sys.argv[1]))

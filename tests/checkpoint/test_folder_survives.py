@@ -245,14 +245,14 @@ def killed_while_saving(make_io, folder, first, num_ranks, delay_s, chance):
     return int.from_bytes(reported[-4:], "little") if reported else None
 
 
-@pytest.mark.slow
+# At each moment in turn: `test_a_writer_may_die_before_any_change` for one rank, test_two_ranks_survive.py for two.
 @pytest.mark.parametrize(
     ("make_io", "num_ranks"),
     [
-        (DistributedCheckpointIO, 1),
-        (AsyncCheckpointIO, 1),
-        (DistributedCheckpointIO, 2),
-        (AsyncCheckpointIO, 2),
+        pytest.param(DistributedCheckpointIO, 1, marks=pytest.mark.exhaustive),
+        pytest.param(AsyncCheckpointIO, 1, marks=pytest.mark.exhaustive),
+        pytest.param(DistributedCheckpointIO, 2, marks=pytest.mark.exhaustive),
+        pytest.param(AsyncCheckpointIO, 2, marks=pytest.mark.slow),
     ],
 )
 def test_killed_at_50_random_moments(path, make_io, num_ranks):

@@ -126,7 +126,7 @@ def test_a_changed_folder_is_the_same_state_or_refused(path, filled_memory, rand
     check(path, random)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # of the same folders
 @pytest.mark.filterwarnings("ignore")
 @settings(deadline=None, max_examples=2_500, suppress_health_check=IGNORED)
 @given(random=st.randoms(use_true_random=True))

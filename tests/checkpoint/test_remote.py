@@ -193,15 +193,28 @@ def test_on_a_server_that_speaks_s3(tmp_path):
     assert done.stdout.split() == [check.__name__ for check in CHECKS]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)  # it waits for what comes too late: a minute and a half, and more on a busy machine
-def test_any_answer_of_a_server_that_speaks_s3_may_fail():
+@pytest.mark.parametrize(
+    "stride",
+    [
+        # Any call of a store fails in memory, in test_two_ranks_survive.py. What the library makes of an answer is the
+        # same for all calls of a kind, and each kind of fault begins with another one.
+        pytest.param(3, marks=pytest.mark.slow),
+        pytest.param(1, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_any_answer_of_a_server_that_speaks_s3_may_fail(stride):
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     program = PROGRAM.with_name("s3_faults.py")
     done = subprocess.run(
-        [sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=800, check=False
+        [sys.executable, str(program), str(stride)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     told = dict(line.split(": ") for line in done.stdout.splitlines())
@@ -212,5 +225,5 @@ def test_any_answer_of_a_server_that_speaks_s3_may_fail():
     for kind in ("throttled", "too late an answer", "half an upload"):
         assert told[kind].startswith("0 saves failed, ")
     for kind in ("throttled from then on", "lost answer from then on", "uploads in parts"):
-        assert int(told[kind].split()[0]) >= 5
+        assert int(told[kind].split()[0]) >= 6 // stride
     assert int(told["read while two write"].split()[0]) > 2

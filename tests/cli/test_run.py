@@ -96,9 +96,17 @@ load()
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("when", ["early", "late"])
-@pytest.mark.parametrize("how", [["bug.py"], ["-m", "bug"]])
+# How a script is named and when it fails are independent of each other.
+@pytest.mark.parametrize(
+    ("how", "when"),
+    [
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(["bug.py"], "late"), (["-m", "bug"], "early")]),
+        *(
+            pytest.param(*each, marks=pytest.mark.exhaustive)
+            for each in [(["bug.py"], "early"), (["-m", "bug"], "late")]
+        ),
+    ],
+)
 def test_a_bug_takes_the_lines_that_it_takes_without(tmp_path, when, how):
     (tmp_path / "bug.py").write_text(BUG)
     done = core_run(tmp_path, "--devices", "2", *how, when)

@@ -14,5 +14,7 @@ TestByteGradInShort = in_short(conformance.TestByteGrad, DifferingSmoke)
 TestDecentralizedInShort = in_short(conformance.TestDecentralized, DifferingSmoke)
 pytest.mark.exhaustive(conformance.TestByteGrad)
 pytest.mark.exhaustive(conformance.TestDecentralized)
+# Scripts of all strategies are started by core, and `TestDDP` starts one in new interpreters.
+conformance.TestGradientAllReduce.new_interpreter = False
 
 pytestmark = pytest.mark.slow

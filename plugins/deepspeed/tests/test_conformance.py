@@ -42,11 +42,11 @@ __all__ = [
 pytest.mark.exhaustive(TestStage2)
 TestStage2InShort = in_short(TestStage2)
 
-for _suite in (TestStage2Offload, TestStage3Offload):
-    pytest.mark.slow(_suite)
-# What is offloaded is so in the other stages too.
-pytest.mark.exhaustive(TestStage1Offload)
-TestStage1OffloadInShort = pytest.mark.slow(in_short(TestStage1Offload))
+pytest.mark.slow(TestStage2Offload)
+# What is offloaded is so in this stage too, and test_examples.py trains with parameters offloaded beside it.
+for _suite in (TestStage1Offload, TestStage3Offload):
+    pytest.mark.exhaustive(_suite)
+    globals()[f"{_suite.__name__}InShort"] = pytest.mark.slow(in_short(_suite))
 
 
 @pytest.mark.exhaustive
@@ -71,7 +71,7 @@ class Bf16Conformance(ZeroConformance):
         return super().make(precision_plugin=MixedPrecision(torch.bfloat16), **options)
 
 
-# `TestStage1` trains in bf16 too, and the stage with most parts is tested as a whole.
+# `TestStage1` and `TestStage3` train in bf16 too, and test_portability.py has its checkpoints.
 @pytest.mark.exhaustive
 class TestStage0Bf16(Bf16Conformance):
     alias = "deepspeed"
@@ -93,11 +93,14 @@ class TestStage2Bf16(Bf16Conformance):
 TestStage2Bf16InShort = pytest.mark.slow(in_short(TestStage2Bf16))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 class TestStage3Bf16(Bf16Conformance):
     alias = "deepspeed_stage_3"
     expected_capabilities = CUT_CAPABILITIES
     options = {"config": {**CUT, **Bf16Conformance.options["config"]}}
+
+
+TestStage3Bf16InShort = pytest.mark.slow(in_short(TestStage3Bf16))
 
 
 @pytest.mark.usefixtures("real_float16")

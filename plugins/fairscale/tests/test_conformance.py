@@ -10,5 +10,7 @@ globals().update({name: suite for name, suite in vars(conformance).items() if na
 # `TestDDPSharded` is the whole suite, and test_strategy.py trains with parameters that are unused.
 TestShardedUnusedParametersInShort = in_short(conformance.TestShardedUnusedParameters)
 pytest.mark.exhaustive(conformance.TestShardedUnusedParameters)
+# Scripts of all strategies are started by core, and `TestDDP` starts one in new interpreters.
+conformance.TestDDPSharded.new_interpreter = False
 
 pytestmark = pytest.mark.slow

@@ -9,6 +9,8 @@ TestFSDPInShort = in_short(TestFSDP)
 # Derived from the strategy of `TestFSDP`, the whole suite; test_equality.py has what tensor groups change.
 TestModelParallelInShort = pytest.mark.slow(in_short(TestModelParallel))
 pytest.mark.exhaustive(TestModelParallel)
+# Scripts of all strategies are started by core, and `TestDDP` starts one in new interpreters.
+TestFSDP.new_interpreter = False
 for _slow in (TestFSDP, TestCPUOffload):
     pytest.mark.slow(_slow)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _CLIPPED = {"gradient_clip_val": 0.3}
 _AGAIN = {**_CLIPPED, "activation_checkpointing": "units", "max_steps": 4}
-_WINDOWS = {**_CLIPPED, "accumulate_grad_batches": 2, "max_steps": 4}  # of two epochs
+_WINDOWS = {**_CLIPPED, "accumulate_grad_batches": 2, "max_steps": 3}  # of two epochs
 
 
 @pytest.mark.slow
@@ -120,10 +120,11 @@ _RESUMED: dict[str, tuple[tuple[Any, int], tuple[Any, int]]] = {
 }
 
 
+# Context cuts no parameter, and `test_a_checkpoint_comes_back_bit_for_bit` reads into a pipeline of tensor groups.
 @pytest.mark.slow
 @pytest.mark.numbers
 @pytest.mark.parametrize(
-    ("source", "target", "form"), in_both_forms(_RESUMED, "shard-context", "context-tensor", "tensor-ddp in one file")
+    ("source", "target", "form"), in_both_forms(_RESUMED, "shard-context", "tensor-ddp in one file")
 )
 def test_a_run_goes_on_in_another_layout(
     source: tuple[Any, int], target: tuple[Any, int], form: Any, tmp_path: Path

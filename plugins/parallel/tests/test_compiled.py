@@ -54,6 +54,7 @@ def _train(rank: Rank, make: Any, options: dict[str, Any]) -> Any:
 
 _UNITS = {"region": "units"}
 _BY_HAND: list[tuple[Any, ...]] = [
+    ({"context": 2}, 2, Step, {}),  # the whole model, as under pipelines
     ({"context": 2, "context_attention": "gather"}, 2, Step, {}),
     ({"shard": 2, "context": 2}, 4, combined.make, {}),
     ({"expert": 2}, 2, MixtureStep, {}),
@@ -66,7 +67,6 @@ _BY_HAND: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize(
     ("mesh", "num_processes", "make", "options"),
     [
-        ({"context": 2}, 2, Step, {}),
         ({"context": 2}, 2, Step, _UNITS),
         ({"expert": 2}, 2, MixtureStep, _UNITS),
         ({"pipeline": 2, "expert": 2}, 4, mixed.make, {}),

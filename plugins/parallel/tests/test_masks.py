@@ -148,7 +148,10 @@ def _models(rank: Rank) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "attention"), [(2, "ulysses"), (2, "gather"), (4, "gather")])
+@pytest.mark.parametrize(
+    ("size", "attention"),
+    [(2, "ulysses"), pytest.param(2, "gather", marks=pytest.mark.exhaustive), (4, "gather")],
+)
 def test_padding_packing_and_windows_of_transformers_are_exact(size: int, attention: str) -> None:
     pytest.importorskip("transformers")
     found, *_ = on_mesh(size, 1, context=size, context_attention=attention).run(_models)

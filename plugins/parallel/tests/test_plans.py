@@ -437,7 +437,11 @@ def test_models_of_transformers_are_their_parts(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize("schedule", [None, "1F1B", "ZBVZeroBubble"])
+@pytest.mark.parametrize(
+    # The other schedules run the same stages: test_schedules.py has them all.
+    "schedule",
+    [None, "1F1B", pytest.param("ZBVZeroBubble", marks=pytest.mark.exhaustive)],
+)
 def test_models_of_transformers_equal_one_device(schedule: str | None) -> None:
     pytest.importorskip("transformers", reason=_NEEDED)
     strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule)

@@ -22,9 +22,9 @@ def run_example(name, devices, *arguments):
 
 @pytest.mark.parametrize("devices", [pytest.param("1", marks=pytest.mark.slow), "4"])
 def test_digits_are_read(devices):
-    output = run_example("digits.py", devices, "--epochs", "2")
+    output = run_example("digits.py", devices, "--epochs", "1")
     (percent,) = re.findall(r"^Accuracy on 360 digits .*: ([\d.]+)% \(1 process\)$", output, re.MULTILINE)
-    assert float(percent) > 90
+    assert float(percent) > 70
 
 
 @pytest.mark.slow

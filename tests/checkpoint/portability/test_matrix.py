@@ -12,7 +12,7 @@ SOME = [
     for each in configurations(num_processes=2)
     if each.name in {"single_device-1", "ddp-2", "fsdp+tp-2", "ddp-bf16-2"}
 ]
-MOST = ["single_device-1", "ddp-4", "fsdp-2", "fsdp-4", "hybrid-4", "fsdp+tp-4"]
+MOST = ["fsdp-2", "fsdp-4", "hybrid-4", "fsdp+tp-4"]  # whole copies are whole on any number: `SOME` has them
 EVERY = [each.name for each in configurations(num_processes=4)]
 
 

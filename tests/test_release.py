@@ -209,3 +209,28 @@ def test_a_plugins_tests_import_no_helper_of_others():
             names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
             foreign = {name.partition(".")[0] for name in names} & modules.keys() - own
             assert not foreign, f"{path} imports {', '.join(foreign)}: move that into tests/support"
+
+
+def test_an_environment_gets_new_wheels_where_a_file_of_theirs_has_changed(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "plugins"))
+    import install
+
+    monkeypatch.setattr(install, "PLUGINS", tmp_path / "plugins")
+    sources = (tmp_path, tmp_path / "plugins" / "acme")
+
+    def digest_with(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+        return install.digest(sources)
+
+    try:
+        before = digest_with("plugins/acme/core_acme/a.py", "1")
+        for path in ("core/b/c.py", "pyproject.toml", "plugins/acme/core_acme/a.py", "plugins/acme/README.md"):
+            assert before != (before := digest_with(path, "2")), path
+        for path in ("plugins/acme/tests/test_a.py", "plugins/other/a.py", "tests/a.py", "core/__pycache__/b.pyc"):
+            assert before == digest_with(path, "3"), path
+        assert install.is_installed("pytest")
+        assert not install.is_installed("core-acme")
+    finally:
+        for name in ("install", "wheels"):
+            del sys.modules[name]

@@ -38,9 +38,10 @@ __all__ = [
     "TestUniversal",
 ]
 
-# The stages beside it have whole suites, and so has this one where it offloads.
+# One optimizer of DeepSpeed makes both; it has its whole suite where it offloads, and test_equality.py trains without.
+pytest.mark.exhaustive(TestStage1)
 pytest.mark.exhaustive(TestStage2)
-TestStage2InShort = in_short(TestStage2)
+TestStage1InShort, TestStage2InShort = in_short(TestStage1), in_short(TestStage2)
 
 pytest.mark.slow(TestStage2Offload)
 # What is offloaded is so in this stage too, and test_examples.py trains with parameters offloaded beside it.
@@ -71,7 +72,7 @@ class Bf16Conformance(ZeroConformance):
         return super().make(precision_plugin=MixedPrecision(torch.bfloat16), **options)
 
 
-# `TestStage1` and `TestStage3` train in bf16 too, and test_portability.py has its checkpoints.
+# `TestStage3` trains in bf16 too, as test_strategy.py does in every stage, and test_portability.py has the checkpoints.
 @pytest.mark.exhaustive
 class TestStage0Bf16(Bf16Conformance):
     alias = "deepspeed"

@@ -54,6 +54,7 @@ def _train(rank: Rank, make: Any, options: dict[str, Any]) -> Any:
 
 _UNITS = {"region": "units"}
 _BY_HAND: list[tuple[Any, ...]] = [
+    ({"pipeline": 2, "expert": 2}, 4, mixed.make, {}),  # stages as beside shards, experts as in units
     ({"context": 2}, 2, Step, {}),  # the whole model, as under pipelines
     ({"context": 2, "context_attention": "gather"}, 2, Step, {}),
     ({"shard": 2, "context": 2}, 4, combined.make, {}),
@@ -69,7 +70,6 @@ _BY_HAND: list[tuple[Any, ...]] = [
     [
         ({"context": 2}, 2, Step, _UNITS),
         ({"expert": 2}, 2, MixtureStep, _UNITS),
-        ({"pipeline": 2, "expert": 2}, 4, mixed.make, {}),
         ({"pipeline": 2, "tensor": 2}, 4, combined.make, {}),
         ({"pipeline": 2, "shard": 2, "schedule": "1F1B"}, 4, combined.make, {}),
         *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in _BY_HAND),

@@ -89,7 +89,13 @@ def code_lines(path):
     return len(lines)
 
 
-@pytest.mark.parametrize(("program", "most"), MOST.items(), ids=["author", "listing", "training", "defaults"])
+@pytest.mark.parametrize(
+    ("program", "most"),
+    [
+        pytest.param(*each, marks=pytest.mark.slow if name in ("training", "defaults") else (), id=name)
+        for name, each in zip(("author", "listing", "training", "defaults"), MOST.items(), strict=True)
+    ],
+)
 def test_what_is_loaded_grows_by_decision_only(program, most, tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", f"{LOADED}{program}\nprint(json.dumps(files))"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)

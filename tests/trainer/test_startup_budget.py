@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 import torch
@@ -39,6 +41,7 @@ UNUSED = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_with_everything_off_imports_nothing_for_the_rest():
     environment = os.environ | {"CORE_PLUGINS": ""}  # whatever is installed here
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)

@@ -993,6 +993,7 @@ def test_a_function_that_cuts_another_module_is_refused():
         fabric.launch(lambda fabric: fabric.setup(nn.Linear(2, 2)))
 
 
+@pytest.mark.slow
 def test_several_stages_of_one_script_keep_the_module_sharded_and_unpatched():
     program = Path(__file__).with_name("stages_program.py")
     finished = programs.run([sys.executable, program, "fsdp"], timeout=120)

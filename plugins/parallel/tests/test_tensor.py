@@ -260,6 +260,7 @@ def test_experts_are_shared_by_a_tensor_group(sizes: dict[str, Any], num_process
     assert_equals_one_device(backend, partial(mixtures.MixtureStep, mixtures.PlannedMixtures), **_WINDOW)
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 def test_adapters_are_cut_as_the_layers_that_they_are_around() -> None:
     assert_equals_one_device(on_mesh(2, 1, tensor=2), partial(Step, Adapted), gradient_clip_val=0.3, max_steps=4)

@@ -679,7 +679,7 @@ def test_metric_objects(num_runs):
     assert results == [pytest.approx(expected_values(inputs, targets))]
 
 
-@pytest.mark.parametrize("num_samples", [50, 8])
+@pytest.mark.parametrize("num_samples", [pytest.param(50, marks=pytest.mark.slow), 8])
 def test_metric_objects_in_two_processes(num_samples):
     """With 8 samples in one batch, one of the ranks has nothing to measure."""
     inputs, targets = classes(num_samples)

@@ -35,6 +35,7 @@ def train(num_ranks, *, batch_size=3, drop_last=False, save=None, stop_at=-1, **
     return weights, trainer.global_step, module.seen
 
 
+@pytest.mark.slow
 def test_the_steps_are_the_same_on_any_number_of_ranks(tmp_path):
     """And a run that goes on elsewhere, from within an epoch, is the run that stayed."""
     whole, steps, seen = train(1, save=(tmp_path / "two", 2))

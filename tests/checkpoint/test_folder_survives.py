@@ -257,10 +257,11 @@ def killed_while_saving(make_io, folder, first, num_ranks, delay_s, chance):
 )
 def test_killed_at_50_random_moments(path, make_io, num_ranks):
     chance = random.Random(num_ranks)
-    folder, known, first, interrupted = path.parent, None, 1, 0
+    folder, known, first, interrupted, longest_s = path.parent, None, 1, 0, 0.25
     for _ in range(50):
-        complete = killed_while_saving(make_io, folder, first, num_ranks, chance.uniform(0.01, 0.25), chance)
+        complete = killed_while_saving(make_io, folder, first, num_ranks, chance.uniform(0.01, longest_s), chance)
         known = complete if complete is not None else known
+        longest_s *= 1 if known else 1.2  # a busy machine may need longer for one
         interrupted += any(name.startswith(".") for name in names(folder))
         found = {name: loaded_step(folder / name) for name in names(folder) if not name.startswith(".")}
         if known is not None:

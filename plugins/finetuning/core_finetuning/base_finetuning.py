@@ -194,6 +194,9 @@ class BaseFinetuning(Callback):
                 self._add_group(optimizer, [parameters[name] for name in group], rate)
         self._schedulers = []
 
+    def _store(self, *_: Any) -> None:
+        """Called by subclasses that programs for Lightning have: checkpoints find the groups by themselves."""
+
     def _add_group(self, optimizer: Optimizer, parameters: list[nn.Parameter], rate: float) -> None:
         first = optimizer.param_groups[0]
         ratio = rate / float(first["lr"]) if first["lr"] else 1.0

@@ -15,7 +15,6 @@ from torch import nn
 from core import PathLike, Trainer
 from core.callbacks import BasePredictionWriter as CoreBasePredictionWriter
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
-from core.callbacks import RichProgressBar as CoreRichProgressBar
 from core_lightning.overrides import RefusesOverrides
 from core_lightning.utilities import get_filesystem
 
@@ -24,10 +23,6 @@ _SAVING = (
     "_monitor_candidates _remove_checkpoint _save_checkpoint _save_last_checkpoint _save_monitor_checkpoint "
     "_save_none_monitor_checkpoint _save_topk_checkpoint _should_remove_checkpoint _should_save_on_train_epoch_end "
     "_should_skip_saving_checkpoint _update_best_and_save check_monitor_top_k file_exists format_checkpoint_name"
-)
-_DRAWING = (
-    "_add_task _get_train_description _init_progress _update _update_metrics configure_columns init_predict_tqdm "
-    "init_sanity_tqdm init_test_tqdm init_train_tqdm init_validation_tqdm refresh"
 )
 
 
@@ -169,60 +164,8 @@ class BasePredictionWriter(CoreBasePredictionWriter):
         vars(self).pop("write_on_epoch_end", None)
 
 
-class RichProgressBarTheme:
-    """Colors of a bar; taken for Lightning's sake, since core's bar has one look."""
-
-    def __init__(self, **colors: Any) -> None:
-        self.__dict__.update(colors)
-
-
 def get_standard_metrics(trainer: Trainer) -> dict[str, int | str]:
     """The values that each bar shows: the loggers' version, of a long one the end."""
     versions = [logger.version for logger in trainer.loggers]
     version = versions[0] if len(versions) == 1 else "_".join(dict.fromkeys(map(str, versions)))
     return {} if version in ("", None) else {"v_num": version[-4:] if isinstance(version, str) else version}
-
-
-class _Bar(RefusesOverrides, CoreRichProgressBar):
-    """A bar of core, which is drawn in one way."""
-
-    uncalled = dict.fromkeys(
-        _DRAWING.split(), "Override get_metrics, or write a ProgressBar with the hooks of a callback."
-    )
-
-
-class RichProgressBar(_Bar):
-    """The progress bar of core; see `core.callbacks.RichProgressBar`.
-
-    Args:
-        refresh_rate: 0 for none.
-        theme: taken for Lightning's sake.
-        console_kwargs: of rich's Console.
-    """
-
-    def __init__(
-        self,
-        refresh_rate: int = 1,
-        leave: bool = False,
-        theme: RichProgressBarTheme | None = None,
-        console_kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        from rich.console import Console
-
-        super().__init__(leave=leave, console=Console(**console_kwargs) if console_kwargs else None)
-        if refresh_rate == 0:
-            self.disable()
-
-
-class TQDMProgressBar(_Bar):
-    """The progress bar of core; see `core.callbacks.RichProgressBar`.
-
-    Args:
-        refresh_rate: 0 for none.
-        process_position: taken for Lightning's sake.
-    """
-
-    def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
-        super().__init__(leave=leave)
-        if refresh_rate == 0:
-            self.disable()

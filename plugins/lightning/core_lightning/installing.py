@@ -142,11 +142,14 @@ class _NamedModule(ModuleType):
 def _look_up(target: str) -> Any:
     module, _, attribute = target.partition(":")
     try:
-        return getattr(import_module(module), attribute)
+        value = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("core_lightning_demos"):
             error.msg = f"{attribute} is in the package core-lightning-demos: `pip install core-lightning-demos`."
         raise
+    if any(base.__name__ == "Callback" for base in getattr(value, "__mro__", ())):
+        import_module("core_lightning.overrides").take_pl_module(value)
+    return value
 
 
 def _full(name: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
-from core import ConfigurationError
+from core import Callback, ConfigurationError, EventHooks
+from core.contract import empty_hook
 from core_lightning.differences import note
 
 
@@ -33,3 +36,28 @@ class RefusesOverrides:
         if cls._refused:
             raise ConfigurationError(cls._refused)
         return super().__new__(cls)
+
+
+def take_pl_module(cls: type) -> None:
+    """Accept `pl_module=`, as Lightning names `module`, in the hooks of a class of callbacks."""
+    for base in cls.__mro__:
+        owner = Callback if base is EventHooks else base  # whose own have names that others go by
+        for name, hook in list(vars(base).items()):
+            code = getattr(hook, "__code__", None)
+            if code and "module" in code.co_varnames[: code.co_argcount] and (owner is base or name not in vars(owner)):
+                renamed = _renamed(hook)
+                setattr(owner, name, renamed if owner is base else empty_hook(renamed))
+
+
+def _renamed(hook: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(hook)
+    def renamed(*arguments: Any, **options: Any) -> Any:
+        if "pl_module" in options:
+            options["module"] = options.pop("pl_module")
+        return hook(*arguments, **options)
+
+    signature = inspect.signature(hook)
+    names = {"module": "pl_module"}
+    parameters = [each.replace(name=names.get(name, name)) for name, each in signature.parameters.items()]
+    renamed.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return renamed

@@ -224,11 +224,11 @@ program(
 program(
     FAILS,
     """
-    class Bar(cb.TQDMProgressBar):
-        def init_train_tqdm(self):
-            return super().init_train_tqdm()
+    class Saving(cb.ModelCheckpoint):
+        def _save_checkpoint(self, trainer, filepath):
+            super()._save_checkpoint(trainer, filepath)
 
-    fit(None, Bar(), enable_progress_bar=True)
+    fit(None, Saving())
     """,
 )
 program(

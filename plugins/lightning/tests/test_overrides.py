@@ -10,8 +10,7 @@ import core
     [
         ("ModelCheckpoint", "_update_best_and_save", "trainer.save_checkpoint"),
         ("ModelCheckpoint", "_save_checkpoint", "trainer.save_checkpoint"),
-        ("TQDMProgressBar", "init_train_tqdm", "get_metrics"),
-        ("RichProgressBar", "configure_columns", "get_metrics"),
+        ("StochasticWeightAveraging", "transfer_weights", "avg_fn"),
     ],
 )
 def test_a_subclass_is_refused_by_the_name_of_the_method(pl, base, name, way):

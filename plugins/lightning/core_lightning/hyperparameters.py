@@ -10,6 +10,7 @@ from typing import Any
 
 from core import Callback
 from core.trainer import HasHyperparameters
+from core_lightning.allowed_objects import WAY, refusal
 from core_lightning.differences import note
 from core_lightning.installing import PAGE
 from core_lightning.objects import PickledObjects, is_plain
@@ -39,21 +40,22 @@ def note_objects(module: Any, callbacks: Iterable[Callback]) -> None:
     if any(isinstance(callback, PickledObjects) for callback in callbacks):
         return
     hparams: Mapping[str, Any] = getattr(module, "hparams", {})
-    if left_out := sorted(name for name, value in hparams.items() if not _is_kept(value)):
+    refused = {name: refusal(value) for name, value in sorted(hparams.items()) if not is_kept(value)}
+    if left_out := [f"{name!r} (of {named})" for name, named in refused.items() if named is not None]:
         note(
-            f"The hyperparameters {left_out} of {type(module).__name__} are objects, or hold some, and are left "
-            "out of checkpoints: a program that looks for them there gets a KeyError. Nothing that is read is "
-            "executed, unless you say that you know who has written it: by `core run --lightning-trusted`, or "
-            "core_lightning.install(trusted=True), they are kept, and unpickled where they are read.",
+            f"The hyperparameters {', '.join(left_out)} of {type(module).__name__} are objects, or hold some, and are "
+            "left out of checkpoints: a program that looks for them there gets a KeyError. Nothing else that is read "
+            f"is executed. {WAY} `core run --lightning-trusted`, or core_lightning.install(trusted=True), says that "
+            "you know who has written them: all are kept, and unpickled where they are read.",
             page=PAGE,
             stacklevel=3,
         )
 
 
-def _is_kept(value: Any) -> bool:
+def is_kept(value: Any) -> bool:
     """True if a checkpoint has it: mappings and sequences of any class are dicts and lists there."""
     if isinstance(value, Mapping):
-        return all(map(_is_kept, value.values()))
+        return all(map(is_kept, value.values()))
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
-        return all(map(_is_kept, value))
+        return all(map(is_kept, value))
     return is_plain(value)

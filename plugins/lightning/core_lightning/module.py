@@ -12,7 +12,7 @@ from core_lightning.installing import TRUSTS
 from core_lightning.model_modes import ModeHooks
 from core_lightning.trusted_reads import as_path, objects_for
 from core_lightning.under_fabric import UnderFabric
-from core_lightning.whole_checkpoint import give_whole
+from core_lightning.whole_checkpoint import WholeCheckpoint, give_whole, plain_part
 
 
 class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
@@ -74,6 +74,11 @@ class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
             return super().optimizers()
         own = self.trainer.optimizers
         return own[0] if len(own) == 1 else own
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what the module needs besides its weights. Meant to be overridden."""
+        if not isinstance(checkpoint, WholeCheckpoint):  # nothing overrides it
+            checkpoint.update(plain_part(self, {}))
 
     on_gpu = property(lambda self: self.device.type == "cuda", doc="True if the module is on a CUDA device.")
 

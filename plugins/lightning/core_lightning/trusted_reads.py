@@ -17,8 +17,10 @@ import torch
 
 from core import CheckpointError, PathLike
 from core.checkpoint import load_checkpoint
+from core_lightning.allowed_objects import KEY
 from core_lightning.objects import found_by, in_section, is_plain
 from core_lightning.parsing import AttributeDict
+from core_lightning.whole_checkpoint import allowed_in
 
 _HPARAMS = "hyper_parameters"
 _load = torch.load
@@ -29,10 +31,10 @@ def objects_for(cls: type[Any], path: PathLike, *, is_trusted: bool) -> Iterator
     """A context in which modules of a class find what their `on_save_checkpoint` had added to a checkpoint.
 
     It gives hyperparameters, as arguments of `__init__`, and nobody hears that objects are left out. Where the file
-    isn't trusted, nothing is unpickled, and there are none.
+    isn't trusted, there are none but those of allowed classes.
     """
     if not is_trusted:
-        yield {}
+        yield _taken(cls, _allowed_hparams(path))
         return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* holds objects of other classes", UserWarning)
@@ -46,6 +48,8 @@ def _unpickle(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
     state = load_checkpoint(path)
     try:
         hparams, of_hook = in_section(state.get("callbacks", {}))
+        of_hook = {**allowed_in(state.get("module_section", {})), **of_hook}
+        hparams = {**of_hook.get(_HPARAMS, {}), **hparams}
         is_torchs = "lightning" in state.get("format", {}) or zipfile.is_zipfile(path)
         saved = _load(path, map_location="cpu", weights_only=False) if is_torchs else {}
     except Exception as error:
@@ -54,9 +58,25 @@ def _unpickle(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
     hparams |= placed
     of_hook |= {name: value for name, value in saved.items() if name != _HPARAMS and not is_plain(value)}
     of_hook[_HPARAMS] = {**of_hook.get(_HPARAMS, {}), **placed}
-    if hparams and (argument := state.get("hyper_parameters_argument")):  # all of them are one argument
-        hparams = {argument: AttributeDict({**state[_HPARAMS], **hparams})}
-    return hparams, of_hook
+    return _as_arguments(hparams, state), of_hook
+
+
+def _allowed_hparams(path: PathLike) -> dict[str, Any]:
+    """The hyperparameters of allowed classes."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as file:
+            structure = next(name for name in file.namelist() if name.endswith("data.pkl"))
+            if KEY.encode() not in file.read(structure):  # nothing is read twice
+                return {}
+    state = load_checkpoint(path)
+    return _as_arguments(allowed_in(state.get("module_section", {})).get(_HPARAMS, {}), state)
+
+
+def _as_arguments(hparams: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """The hyperparameters, or the one argument that is all of them."""
+    if hparams and (argument := state.get("hyper_parameters_argument")):
+        return {argument: AttributeDict({**state[_HPARAMS], **hparams})}
+    return hparams
 
 
 def _taken(cls: type[Any], hparams: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from core_lightning.allowed_objects import KEY, WAY, from_bytes, refusal, to_bytes
 from core_lightning.differences import note
+from core_lightning.hyperparameters import is_kept
 from core_lightning.names import VERSION
 from core_lightning.objects import PickledObjects, give_objects, is_plain, objects_of
 
@@ -62,11 +64,12 @@ def _save(module: Any, checkpoint: dict[str, Any], hook: Callable[..., None]) ->
     before = {key: dict(value) if isinstance(value, dict) else value for key, value in whole.items()}
     hook(module, whole)
     changed = {key: value for key, value in whole.items() if key not in before or _differs(before[key], value)}
-    checkpoint.update(_plain_part(module, changed))
+    checkpoint.update(plain_part(module, changed))
 
 
 def _load(module: Any, checkpoint: dict[str, Any], hook: Callable[..., None]) -> None:
-    objects = objects_of(module)
+    objects = {**allowed_in(checkpoint), **objects_of(module)}
+    checkpoint.pop(KEY, None)
     hparams = {**module.hparams, **checkpoint.get(_HPARAMS, {}), **objects.get(_HPARAMS, {})}
     hook(module, WholeCheckpoint.of(module, **{**checkpoint, **objects, _HPARAMS: hparams}))
 
@@ -78,8 +81,16 @@ def _differs(before: Any, after: Any) -> bool:
     return before is not after
 
 
-def _plain_part(module: Any, changed: dict[str, Any]) -> dict[str, Any]:
-    """The part that a checkpoint can hold; the rest stays with the module for `PickledObjects`, or is left out."""
+def allowed_in(section: dict[str, Any]) -> dict[str, Any]:
+    """The objects of allowed classes that a checkpoint has, as sections; hyperparameters under their own key."""
+    return from_bytes(section[KEY]) if KEY in section else {}
+
+
+def plain_part(module: Any, changed: dict[str, Any]) -> dict[str, Any]:
+    """The part that a checkpoint can hold, with objects of allowed classes as bytes.
+
+    All objects stay with the module for `PickledObjects`; without one, those of other classes are left out.
+    """
     hparams = changed.pop(_HPARAMS, {})
     plain = {key: value for key, value in changed.items() if is_plain(value)}
     plain_hparams = {key: value for key, value in hparams.items() if is_plain(value)}
@@ -87,10 +98,22 @@ def _plain_part(module: Any, changed: dict[str, Any]) -> dict[str, Any]:
     if others := {key: value for key, value in hparams.items() if key not in plain_hparams}:
         objects[_HPARAMS] = others
     give_objects(module, objects)
-    if objects and not any(isinstance(each, PickledObjects) for each in module.trainer.callbacks):
-        note(
-            f"on_save_checkpoint of {type(module).__name__} adds objects under {sorted(objects)}, which are left out "
-            "of checkpoints. Nothing that is read is executed; core_lightning.install(trusted=True) keeps them.",
-            stacklevel=5,
-        )
+    if not any(isinstance(each, PickledObjects) for each in module.trainer.callbacks):
+        plain |= _allowed_part(module, objects)
     return {**plain, **({_HPARAMS: plain_hparams} if hparams else {})}
+
+
+def _allowed_part(module: Any, objects: dict[str, Any]) -> dict[str, bytes]:
+    """The objects of a module that are allowed, and a warning of others that its hook has added."""
+    added = objects.pop(_HPARAMS, {})
+    refused = {name: refusal(value) for name, value in [*added.items(), *objects.items()]}
+    if left_out := [f"{name!r} (of {named})" for name, named in refused.items() if named is not None]:
+        note(
+            f"on_save_checkpoint of {type(module).__name__} adds {', '.join(left_out)}, left out of checkpoints. "
+            f"Nothing else that is read is executed. {WAY} core_lightning.install(trusted=True) keeps all.",
+            stacklevel=6,
+        )
+    own = {name: value for name, value in module.hparams.items() if not is_kept(value)}
+    parts = {**objects, _HPARAMS: {name: value for name, value in (own | added).items() if refusal(value) is None}}
+    kept = {name: value for name, value in parts.items() if value and refused.get(name) is None}
+    return {KEY: to_bytes(kept)} if kept else {}

@@ -68,7 +68,7 @@ def fit(pl, net, path, **options):
 def test_a_whole_checkpoint_is_given_and_what_a_hook_makes_of_it_is_saved(installed, tmp_path):
     pl = installed("lightning.pytorch")
     net, path = make_net(pl)(), tmp_path / "last.ckpt"
-    with pytest.warns(UserWarning, match=r"adds objects under \['hyper_parameters', 'secret'\]"):
+    with pytest.warns(UserWarning, match=r"adds 'thing' \(of [\w.]+Secret\), 'secret' \(of [\w.]+Secret\)"):
         fit(pl, net, path)
     saved = torch.load(path, weights_only=True)
     assert (saved["steps"], saved["global_step"]) == (2, 2)

@@ -99,7 +99,9 @@ def test_objects_are_unpickled_for_one_who_trusts_the_file(installed, tmp_path):
         default_root_dir=tmp_path, callbacks=[core_lightning.PickledObjects()],
     )  # fmt: skip
     kind = judged(pl.LightningModule)
-    with pytest.warns(UserWarning, match=r"The hyperparameters \['loss'\] of Judged .* `core run --lightning-trusted`"):
+    with pytest.warns(
+        UserWarning, match=r"hyperparameters 'loss' \(of [\w.]+made\) of Judged .* `core run --lightning-t"
+    ):
         note_objects(kind(Loss(), 3), [])
     trainer.fit(kind(Loss(), 3), torch.utils.data.DataLoader(torch.ones(2, 1)))
     trainer.save_checkpoint(path)

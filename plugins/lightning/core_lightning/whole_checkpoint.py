@@ -114,6 +114,7 @@ def _allowed_part(module: Any, objects: dict[str, Any]) -> dict[str, bytes]:
             stacklevel=6,
         )
     own = {name: value for name, value in module.hparams.items() if not is_kept(value)}
-    parts = {**objects, _HPARAMS: {name: value for name, value in (own | added).items() if refusal(value) is None}}
-    kept = {name: value for name, value in parts.items() if value and refused.get(name) is None}
+    hparams = {name: value for name, value in (own | added).items() if refusal(value) is None}
+    kept = {name: value for name, value in objects.items() if refused[name] is None}
+    kept |= {_HPARAMS: hparams} if hparams else {}
     return {KEY: to_bytes(kept)} if kept else {}

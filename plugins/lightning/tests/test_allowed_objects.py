@@ -72,10 +72,12 @@ def with_hooks(net):
     class Hooked(net):
         def on_save_checkpoint(self, checkpoint):
             checkpoint["extra"] = {"settings": self.settings, "number": 3}
+            checkpoint["empty"] = torch.nn.ModuleList()
             checkpoint["runs"] = Runs()
 
         def on_load_checkpoint(self, checkpoint):
             self.found = checkpoint["extra"]["settings"], checkpoint["hyper_parameters"]["settings"]
+            assert isinstance(checkpoint["empty"], torch.nn.ModuleList)
             assert KEY not in checkpoint
             assert "runs" not in checkpoint
 

@@ -1166,25 +1166,26 @@ def hooks_after_an_exception():
     return seen
 
 
+class Counting(pl.Callback):
+    def __init__(self, name=""):
+        self.name, self.count = name, 0
+
+    @property
+    def state_key(self):
+        return f"Counting[{self.name}]"
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.count += 1
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
 @feature
 def states_of_callbacks():
-    class Counting(pl.Callback):
-        def __init__(self, name):
-            self.name, self.count = name, 0
-
-        @property
-        def state_key(self):
-            return f"Counting[{self.name}]"
-
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            self.count += 1
-
-        def state_dict(self):
-            return {"count": self.count}
-
-        def load_state_dict(self, state):
-            self.count = state["count"]
-
     path = os.path.join(new_folder(), "a.ckpt")
     fit(Plain(), callbacks=[Counting("a"), Counting("b")], max_epochs=1).save_checkpoint(path)
     again = [Counting("b"), Counting("c"), Counting("a")]
@@ -1194,18 +1195,6 @@ def states_of_callbacks():
 
 @feature
 def states_of_callbacks_in_a_test():
-    class Counting(pl.Callback):
-        count = 0
-
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            self.count += 1
-
-        def state_dict(self):
-            return {"count": self.count}
-
-        def load_state_dict(self, state):
-            self.count = state["count"]
-
     path = os.path.join(new_folder(), "a.ckpt")
     fit(Plain(), callbacks=[Counting()], max_epochs=1).save_checkpoint(path)
     counting = Counting()

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import tomllib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -58,7 +59,8 @@ def disagreements() -> Iterator[str]:
     own = Version(versions["core-training"])
     support = ROOT.joinpath("docs/support.md").read_text(encoding="utf-8")
     for _, project in projects():
-        for line in project.get("dependencies", []):
+        extras = project.get("optional-dependencies", {}).values()
+        for line in chain(project.get("dependencies", []), *extras):
             requirement = Requirement(line)
             if requirement.name not in versions:
                 continue

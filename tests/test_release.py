@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from core import __version__
 from core.cli.doctor import examine_release
@@ -70,6 +72,11 @@ def test_what_is_ready_is_released(release):
             "plugins/acme/pyproject.toml",
             PROJECT.format(name="core-acme", dependencies='["core-training>=0.3"]', more=""),
             "its upper bound is the next minor release",
+        ),
+        (
+            "plugins/acme/pyproject.toml",
+            PROJECT.format(name="core-acme", dependencies="[]", more='optional-dependencies.test = ["core-acme<0.1"]'),
+            "core-acme requires core-acme<0.1, and this is 0.1.7",
         ),
     ],
 )
@@ -204,10 +211,7 @@ def test_a_plugins_tests_import_no_helper_of_others():
     for folder in folders[1:]:
         own = {path.stem for path in folder.iterdir()} | {"support", "conftest"}
         for path in folder.rglob("*.py"):
-            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-            names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-            names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
-            foreign = {name.partition(".")[0] for name in names} & modules.keys() - own
+            foreign = imported(path) & modules.keys() - own
             assert not foreign, f"{path} imports {', '.join(foreign)}: move that into tests/support"
 
 
@@ -234,3 +238,38 @@ def test_an_environment_gets_new_wheels_where_a_file_of_theirs_has_changed(monke
     finally:
         for name in ("install", "wheels"):
             del sys.modules[name]
+
+
+def imported(path):
+    """The first parts of the names that a file imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {name.partition(".")[0] for name in names}
+
+
+BY_OTHER_NAMES = {"sklearn": "scikit_learn", "yaml": "pyyaml"}
+NOT_DECLARED = {
+    "dp": {"sim_device"},  # of tests/downstream; without it they are skipped
+    "lightning": {"lightning"},  # the name that core-lightning itself gives to programs
+    "parallel": {"core_deepspeed", "diffusers", "timm", "torchvision"},  # for comparisons by hand, and what is skipped
+}
+
+
+def test_a_plugins_extra_has_what_its_tests_import():
+    """With core-testing, which has pytest: `pip install -e ".[test]"` in its sdist is enough to run them."""
+    core, kit = (project(ROOT / folder)["dependencies"] for folder in (".", "plugins/testing"))
+    for folder in ROOT.glob("plugins/*/tests"):
+        declared, plugin = project(folder.parent), folder.parent.name
+        needed = declared["optional-dependencies"]["test"]
+        assert plugin == "testing" or "core-testing>=0.1,<0.2" in needed, plugin
+        names = {Requirement(line).name for line in [*core, *kit, *declared["dependencies"], *needed]}
+        there = {name.replace("-", "_") for name in names} | {"core", "support"} | sys.stdlib_module_names
+        there |= {path.stem for path in (*folder.rglob("*"), *folder.parent.glob("core_*"))}
+        found = {BY_OTHER_NAMES.get(name, name) for path in folder.rglob("*.py") for name in imported(path)}
+        assert found - there == NOT_DECLARED.get(plugin, set()), f"the extra `test` of core-{plugin}"
+
+
+def project(folder):
+    """The table `project` of a distribution's source."""
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -130,7 +130,11 @@ def use(drill: Drill, tool: str, url: str, squat: str) -> None:
         remove = ["uv", "pip", "uninstall", "--quiet", "--python", python]
     drill.step(f"{tool}: install core-ddp core-report", *install, "core-ddp==0.1.0", "core-report")
     drill.step(
-        f"{tool}: torch is that of the index", python, "-c", "import torch; print(torch.__version__)", expect=r"2\.13\.0\+cpu"
+        f"{tool}: torch is that of the index",
+        python,
+        "-c",
+        "import torch; print(torch.__version__)",
+        expect=r"2\.13\.0\+cpu",
     )
     drill.step(f"{tool}: core list-strategies", core, "list-strategies", expect="ddp DDPStrategy core-ddp 0.1.0 ok")
     program = first_program(ROOT / "README.md", drill.folder / "program.py")

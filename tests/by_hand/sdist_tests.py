@@ -3,7 +3,7 @@
     python tests/by_hand/sdist_tests.py RELEASE FOLDER [PLUGIN ...]     # RELEASE as plugins/release.py makes it
 
 It runs with what is installed in this interpreter's environment, but for core and plugins, which come from RELEASE.
-`--declared` gives each plugin an environment with nothing but what it declares, as `pip install -e ".[test]"` does, by uv.
+`--declared` gives each an environment with nothing but what it declares, as `pip install -e ".[test]"` does; by uv.
 `--core WHEEL` takes another core: so plugins were tried with the oldest that they promise, the commit before the
 distribution was named core-training, with nothing but that name changed. `sdist_tests.txt` has what was found.
 """

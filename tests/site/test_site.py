@@ -29,6 +29,7 @@ SHOWN = [
     "docs/mixed-precision/",
     "docs/trainer/",
     "docs/support/",
+    "docs/backends/",
     "docs/contracts/strategy/",
     "api/core/",
     "api/core.trainer/",

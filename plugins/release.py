@@ -62,7 +62,7 @@ def disagreements() -> Iterator[str]:
         extras = project.get("optional-dependencies", {}).values()
         for line in chain(project.get("dependencies", []), *extras):
             requirement = Requirement(line)
-            if requirement.name not in versions:
+            if requirement.name not in versions or requirement.name == project["name"]:
                 continue
             if not requirement.specifier.contains(versions[requirement.name], prereleases=True):
                 yield f"{project['name']} requires {line}, and this is {versions[requirement.name]}."

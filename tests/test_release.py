@@ -75,8 +75,10 @@ def test_what_is_ready_is_released(release):
         ),
         (
             "plugins/acme/pyproject.toml",
-            PROJECT.format(name="core-acme", dependencies="[]", more='optional-dependencies.test = ["core-acme<0.1"]'),
-            "core-acme requires core-acme<0.1, and this is 0.1.7",
+            PROJECT.format(
+                name="core-acme", dependencies="[]", more='optional-dependencies.test = ["core-training<0.3"]'
+            ),
+            "core-acme requires core-training<0.3, and this is 0.3.1",
         ),
     ],
 )

@@ -22,6 +22,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 MARKDOWN = ["README.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "plugins/*/README.md"]
+MARKDOWN += ["tests/downstream/diloco/README.md"]
 LINK = re.compile(r"(\[[^\]]*\]\()([^)#\s:]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PACKAGES = ["core", *map("core_{}".format, ("averaging", "finetuning", "monitors", "neighbour", "testing", "tuning"))]

@@ -164,6 +164,21 @@ def test_links_lead_to_files_and_headings(page):
     assert lost == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_site_has_what_a_page_links_to(page):
+    """`tox run -e docs` builds it: what a page links to must be there, and code be left out of `nav`."""
+    lines = re.findall(
+        r"^MARKDOWN \+?= (\[.*\])", (ROOT / "docs/site/pages.py").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    pages = {path for line in lines for pattern in ast.literal_eval(line) for path in ROOT.glob(pattern)}
+    outside = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("not_in_nav: |\n")[2].partition("\n\n")[0]
+    linked = [target for target, _ in LINK.findall(page.read_text(encoding="utf-8")) if target and ":" not in target]
+    paths = [(page.parent / target).resolve() for target in linked]
+    assert [str(path) for path in paths if path.suffix == ".md" and path not in pages] == []
+    parts = {path.relative_to(ROOT).parts[0] for path in paths if path.suffix != ".md"}
+    assert {part for part in parts if f"  /{part}/" not in outside} == set()
+
+
 def test_pages_that_code_names_are_there():
     """Errors and docstrings send their readers to `docs/...`."""
     sources = [*ROOT.glob("core/**/*.py"), *ROOT.glob("plugins/*/core_*/**/*.py"), *ROOT.glob("benchmarks/*.py")]

@@ -192,6 +192,13 @@ def test_programs_fit_beside_the_sidebars(site, browser, page):
     assert max(overflow) <= 0
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_the_cards_fit_beside_each_other(site, browser, size):
+    show(browser, site[1] + "docs/backends/", size, "light")
+    right = browser.execute_script("return document.querySelector('#cards').getBoundingClientRect().right")
+    assert right <= SIZES[size][0]
+
+
 def test_the_api_begins_with_what_everybody_uses(site, browser):
     show(browser, site[1] + "api/core/", "desktop", "light")
     names = [link.text for link in browser.find_elements("css selector", "article td:first-child a")]

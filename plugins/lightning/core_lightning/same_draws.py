@@ -39,8 +39,8 @@ class SameDraws(Callback):
         self._at_opening: dict[str, Any] | None = None
 
     def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
-        """Forget what was opened and not read."""
-        for loader in self._opened:
+        """Forget what was opened and not read; after a failed `prepare_data` nothing was."""
+        for loader in vars(self).get("_opened", ()):
             vars(loader).pop(_MAKES, None)
         self._opened = []
 

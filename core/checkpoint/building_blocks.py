@@ -1,7 +1,6 @@
 """The parts of the core's checkpoint folder from which another package can build a CheckpointIO of its own.
 
-A `PartWriter` writes what one rank has of a state, a `Manifest` names the files of all ranks, and a `FolderReader`
-reads the part that one rank needs. core-neighbour is built from these names alone.
+A `PartWriter` writes what one rank has, a `Manifest` names the files of all, a `FolderReader` reads what one needs.
 """
 
 from core.checkpoint.file.single_file import digests_of as digests_of_file
@@ -17,7 +16,7 @@ from core.checkpoint.format.manifest import FileEntry, Manifest
 from core.checkpoint.format.manifest import from_bytes as parse_manifest
 from core.checkpoint.format.verified_file import MappedFile
 from core.checkpoint.joint.agreement import together
-from core.checkpoint.state.shards import chunks_to_fill
+from core.checkpoint.state.shards import chunks_to_fill, shape_of
 from core.checkpoint.storage.messages import FILE_SUFFIXES, cannot_write, overwriting
 
 __all__ = [
@@ -39,6 +38,7 @@ __all__ = [
     "is_content",
     "overwriting",
     "parse_manifest",
+    "shape_of",
     "together",
     "unpickle",
 ]

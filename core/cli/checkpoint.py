@@ -189,7 +189,7 @@ def verify(ctx: click.Context, paths: tuple[str, ...]) -> None:
 @checkpoint.command(short_help="Write a checkpoint in another form.")
 @click.argument("source")
 @click.argument("target")
-@click.option("--to", metavar="ALIAS", help="CheckpointIO that makes TARGET.  [default: what the target's name says]")
+@click.option("--to", "--as", metavar="ALIAS", help="CheckpointIO that makes TARGET.  [default: by its name]")
 @click.option("--from", "reader", metavar="ALIAS", help="CheckpointIO of a plugin that reads SOURCE.")
 def convert(source: str, target: str, to: str | None, reader: str | None) -> None:
     """Write the checkpoint at SOURCE to TARGET in another form.

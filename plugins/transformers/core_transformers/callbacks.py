@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core import Callback
-from core_transformers.pretrained import load_pretrained, refuse_existing, save_pretrained
+from core_transformers.pretrained import config_of, load_pretrained, refuse_existing, save_pretrained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,21 @@ if TYPE_CHECKING:
     from core import Trainer
 
 
-class LoadPretrained(Callback):
+class _KeepsConfig(Callback):
+    """Leaves the model's config in checkpoints, for `core checkpoint convert`."""
+
+    _config: dict[str, Any] | None = None
+
+    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """All ranks."""
+        self._config = config_of(module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The config, and no setting: another run may have others."""
+        return {"config": self._config}
+
+
+class LoadPretrained(_KeepsConfig):
     """Fills the model from a folder when `fit` begins. A run that goes on has its weights from its checkpoint."""
 
     def __init__(self, folder: str | Path, *, strict: bool = True) -> None:
@@ -31,11 +45,12 @@ class LoadPretrained(Callback):
 
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks."""
+        super().on_fit_start(trainer, module)
         if trainer.ckpt_path is None:
             load_pretrained(trainer, module, self.folder, strict=self.strict)
 
 
-class SavePretrained(Callback):
+class SavePretrained(_KeepsConfig):
     """Writes the model for `from_pretrained` when `fit` has ended."""
 
     def __init__(self, folder: str | Path, *, beside: Sequence[Any] = (), dtype: torch.dtype | None = None) -> None:
@@ -50,6 +65,7 @@ class SavePretrained(Callback):
 
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks. Refuse a folder that is there before there is work to lose."""
+        super().on_fit_start(trainer, module)
         refuse_existing(trainer, self.folder)
 
     def on_train_end(self, trainer: Trainer, module: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from contextlib import contextmanager
@@ -12,11 +13,11 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from core import CheckpointError, ConfigurationError, Fabric, ModuleError
-from core.checkpoint.building_blocks import chunks_to_fill, together
+from core.checkpoint.building_blocks import chunks_to_fill, shape_of, together
 from core.fabric import FabricModule
 from core_transformers.conversions import Sources, like, ties, to_files, units
 from core_transformers.weight_files import NewFolder, WeightFiles
-from core_transformers.whole_tensors import WholeTensors, shape_of
+from core_transformers.whole_tensors import WholeTensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from core import Trainer
 
+MAX_SHARD_BYTES = 5_000_000_000
 _MOST_NAMED = 5
 
 
@@ -64,7 +66,7 @@ def load_pretrained(host: Fabric | Trainer, module: nn.Module, folder: str | Pat
         CheckpointError: a tensor is missing, or has another shape; names are listed. The model is then as it was.
     """
     with _agreeing(host):
-        own, prefix, model = _find(module)
+        own, prefix, model = find_model(module)
     state = host.strategy.get_module_state_dict(own, layout="sharded")
     leaves = {name.removeprefix(prefix): leaf for name, leaf in state.items() if name.startswith(prefix)}
     with _agreeing(host):
@@ -92,7 +94,7 @@ def save_pretrained(
     *,
     beside: Sequence[Any] = (),
     dtype: torch.dtype | None = None,
-    max_shard_bytes: int = 5_000_000_000,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """All ranks. Write a model for `from_pretrained`: a folder that is there whole or not at all.
 
@@ -111,7 +113,7 @@ def save_pretrained(
         OSError: it can't be written; nothing is at `folder` then.
     """
     with _agreeing(host):
-        own, prefix, found = _find(module)
+        own, prefix, found = find_model(module)
         model = like(found)
     refuse_existing(host, folder)
     state = host.strategy.get_module_state_dict(own, layout="sharded")
@@ -124,7 +126,7 @@ def save_pretrained(
     try:
         with _agreeing(host):
             if host.strategy.is_global_zero:
-                files = NewFolder(Path(folder), _described(model, leaves, in_files, dtype), max_shard_bytes)
+                files = NewFolder(Path(folder), described_files(model, leaves, in_files, dtype), max_shard_bytes)
         for unit in in_files:
             tensors = {name: whole.get(name) for name in unit}
             try:
@@ -137,9 +139,8 @@ def save_pretrained(
             if error is not None:
                 raise error
             if files is not None:
-                _add_config(
-                    files.scratch, model, [*filter(None, [getattr(found, "generation_config", None)]), *beside], dtype
-                )
+                others = [*filter(None, [getattr(found, "generation_config", None)]), *beside]
+                add_config(files.scratch, model, leaves, others, dtype)
                 files.finish()
     finally:
         if files is not None:
@@ -175,7 +176,7 @@ def _agreeing(host: Fabric | Trainer) -> Iterator[None]:
     together(host.strategy.session.collectives, report)
 
 
-def _find(module: nn.Module) -> tuple[nn.Module, str, PreTrainedModel]:
+def find_model(module: nn.Module) -> tuple[nn.Module, str, PreTrainedModel]:
     """The user's own module, the prefix of the model's names in it, and the model.
 
     Raises:
@@ -231,7 +232,7 @@ def _but(names: Sequence[str], patterns: Iterable[str] | None) -> list[str]:
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns or ())]
 
 
-def _described(
+def described_files(
     model: PreTrainedModel, leaves: Mapping[str, Any], in_files: Sequence[Sequence[str]], dtype: torch.dtype | None
 ) -> dict[str, torch.Tensor]:
     """The tensors of the files on the meta device."""
@@ -246,11 +247,31 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
-def _add_config(folder: Path, model: PreTrainedModel, beside: Sequence[Any], dtype: torch.dtype | None) -> None:
+def add_config(
+    folder: Path,
+    model: PreTrainedModel,
+    leaves: Mapping[str, Any],
+    beside: Sequence[Any],
+    dtype: torch.dtype | None = None,
+) -> None:
     """Rank 0. Write what isn't weights."""
-    config = type(model.config).from_dict(model.config.to_dict())
-    config.architectures = [type(model).__name__]
-    if dtype is not None:
-        config.dtype = dtype
+    config = saved_config(model)
+    config.dtype = dtype or next((leaf.dtype for leaf in leaves.values() if leaf.dtype.is_floating_point), config.dtype)
     for each in (config, *beside):
         each.save_pretrained(folder)
+
+
+def saved_config(model: PreTrainedModel) -> Any:
+    """The config of a model, with the name of its class as files have it."""
+    config = type(model.config).from_dict(model.config.to_dict())
+    config.architectures = [type(model).__name__]
+    return config
+
+
+def config_of(module: nn.Module) -> dict[str, Any]:
+    """The config of the model in a module, in plain types.
+
+    A checkpoint that has it, under any name, says of itself to `core checkpoint convert` which model it is of.
+    """
+    found: dict[str, Any] = json.loads(saved_config(like(find_model(module)[2])).to_json_string())
+    return found

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core import ShardedLeaf
-from core.checkpoint.building_blocks import chunks_to_fill
+from core.checkpoint.building_blocks import chunks_to_fill, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,11 +58,6 @@ class WholeTensors:
     def _own(self, name: str) -> Sequence[Chunk]:
         rank = self._strategy.global_rank
         return [each for each in self._chunks[name] if self._owners[name, (each.offsets, each.sizes)] == rank]
-
-
-def shape_of(leaf: Any) -> tuple[int, ...]:
-    """The shape of the whole tensor."""
-    return leaf.global_shape if isinstance(leaf, ShardedLeaf) else tuple(leaf.shape)
 
 
 def _covers(places: Sequence[tuple[Any, Any]], shape: tuple[int, ...]) -> bool:

@@ -1,6 +1,5 @@
 """Models of transformers are loaded into strategies and saved from them, bit by bit."""
 
-import json
 import os
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 pytest.importorskip("transformers")
 
 import transformers
-from transformers_models import MODELS, carry, make, tensors
+from transformers_models import CAUSAL, MODELS, Tuned, assert_alike, carry, make, tensors, tune
 
 from core import (
     CheckpointCorruptedError,
@@ -17,15 +16,13 @@ from core import (
     CheckpointNotFoundError,
     ConfigurationError,
     Fabric,
-    Module,
     ModuleError,
     Trainer,
 )
 from core_testing.ranks import QUIET, Backend
-from core_transformers import LoadPretrained, SavePretrained, from_config, load_pretrained, save_pretrained
+from core_transformers import SavePretrained, from_config, load_pretrained, save_pretrained
 
 pytestmark = pytest.mark.slow
-CAUSAL = transformers.AutoModelForCausalLM
 
 
 @pytest.fixture(scope="module")
@@ -35,17 +32,6 @@ def sources(tmp_path_factory):
     for name in MODELS:
         make(name, folder / name)
     return folder
-
-
-def assert_alike(source, target, name):
-    """The same names and numbers, and the class that they are of."""
-    own, expected = tensors(target / name), tensors(source / name)
-    assert own.keys() == expected.keys()
-    assert not [each for each in own if not torch.equal(own[each], expected[each])]
-    found, whole = (MODELS[name][2].from_pretrained(folder / name).state_dict() for folder in (target, source))
-    assert not [each for each in whole if not torch.equal(found[each], whole[each])]
-    first, second = (json.loads((folder / name / "config.json").read_text()) for folder in (target, source))
-    assert not [key for key in ("architectures", "model_type", "dtype") if first[key] != second[key]]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -155,33 +141,11 @@ def test_a_folder_is_there_whole_or_not_at_all(fabric, sources, tmp_path, monkey
     assert CAUSAL.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
 
 
-class Tuned(Module):
-    """Trains a model of transformers that is made where the strategy wants it."""
-
-    def __init__(self, folder):
-        super().__init__()
-        self.folder = folder
-
-    def configure_model(self):
-        self.model = from_config(self.trainer, self.folder, CAUSAL)
-
-    def training_step(self, batch):
-        return self.model(input_ids=batch, labels=batch).loss
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def tune(rank, source, target):
-    data = torch.utils.data.DataLoader(torch.arange(32).reshape(8, 4), batch_size=8 // rank.backend.num_processes)
-    callbacks = [LoadPretrained(source), SavePretrained(target)]
-    rank.trainer(max_steps=2, callbacks=callbacks, gradient_clip_val=None).fit(Tuned(source), data)
-
-
 def test_a_trainer_loads_and_saves_under_any_strategy(sources, tmp_path):
-    Backend(lambda: "single_device").run(tune, sources / "dense", tmp_path / "one")
-    Backend(lambda: "fsdp", num_processes=2).run(tune, sources / "dense", tmp_path / "two")
-    one, two, first = tensors(tmp_path / "one"), tensors(tmp_path / "two"), tensors(sources / "dense")
+    Backend(lambda: "single_device").run(tune, tmp_path / "one", "dense", sources / "dense")
+    Backend(lambda: "fsdp", num_processes=2).run(tune, tmp_path / "two", "dense", sources / "dense")
+    one, two = (tensors(tmp_path / each / "saved" / "dense") for each in ("one", "two"))
+    first = tensors(sources / "dense")
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=0, atol=1e-6)
         assert not torch.equal(value, first[name]), name

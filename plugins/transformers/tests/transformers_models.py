@@ -1,13 +1,16 @@
 """Small models of transformers with random weights, and what ranks do with them."""
 
+import json
 from pathlib import Path
 
 import torch
 import transformers
 from safetensors.torch import load_file
 
-from core_transformers import from_config, load_pretrained, save_pretrained
+from core import Module
+from core_transformers import LoadPretrained, SavePretrained, from_config, load_pretrained, save_pretrained
 
+CAUSAL = transformers.AutoModelForCausalLM
 _TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -83,3 +86,45 @@ def carry(rank, names, source, target):
         )
         fabric.teardown()
     return held
+
+
+def assert_alike(source, target, name):
+    """The same names and numbers, and the class that they are of."""
+    own, expected = tensors(target / name), tensors(source / name)
+    assert own.keys() == expected.keys()
+    assert not [each for each in own if not torch.equal(own[each], expected[each])]
+    found, whole = (MODELS[name][2].from_pretrained(folder / name).state_dict() for folder in (target, source))
+    assert not [each for each in whole if not torch.equal(found[each], whole[each])]
+    first, second = (json.loads((folder / name / "config.json").read_text()) for folder in (target, source))
+    assert not [key for key in ("architectures", "model_type", "dtype") if first[key] != second[key]]
+
+
+class Tuned(Module):
+    """Trains a model of transformers that is made where the strategy wants it."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def configure_model(self):
+        self.model = from_config(self.trainer, self.folder, CAUSAL)
+
+    def training_step(self, batch):
+        return self.model(input_ids=batch, labels=batch).loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def batches(shares, steps):
+    """A loader of this many steps, each of 8 samples over all shares."""
+    return torch.utils.data.DataLoader(torch.arange(32 * steps).reshape(-1, 4) % 63, batch_size=8 // shares)
+
+
+def tune(rank, folder, name, first=None):
+    """On all ranks. Train a model from `first`, save it in `folder` as `saved/name`, and `last.ckpt`."""
+    first = first or folder / "first"
+    callbacks = [LoadPretrained(first), SavePretrained(folder / "saved" / name)]
+    trainer = rank.trainer(max_steps=2, callbacks=callbacks)
+    trainer.fit(Tuned(first), batches(rank.backend.num_processes, 2))
+    trainer.save_checkpoint(folder / "last.ckpt")

@@ -34,20 +34,21 @@ class _KeepsConfig(Callback):
 class LoadPretrained(_KeepsConfig):
     """Fills the model from a folder when `fit` begins. A run that goes on has its weights from its checkpoint."""
 
-    def __init__(self, folder: str | Path, *, strict: bool = True) -> None:
+    def __init__(self, folder: str | Path, *, strict: bool = True, adapters: str | Path | None = None) -> None:
         """Create the callback.
 
         Args:
             folder: as for `load_pretrained`.
             strict: likewise.
+            adapters: likewise.
         """
-        self.folder, self.strict = folder, strict
+        self.folder, self.strict, self.adapters = folder, strict, adapters
 
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks."""
         super().on_fit_start(trainer, module)
         if trainer.ckpt_path is None:
-            load_pretrained(trainer, module, self.folder, strict=self.strict)
+            load_pretrained(trainer, module, self.folder, strict=self.strict, adapters=self.adapters)
 
 
 class SavePretrained(_KeepsConfig):

@@ -6,6 +6,7 @@ import json
 import math
 import mmap
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,14 +89,16 @@ def _write(
     read: Callable[[Sequence[str]], Mapping[str, torch.Tensor]],
 ) -> None:
     in_files = units(model, list(leaves))
-    files = NewFolder(target, described_files(model, leaves, in_files, None), MAX_SHARD_BYTES)
+    files = NewFolder(target, described_files(partial(to_files, model), leaves, in_files), MAX_SHARD_BYTES)
     try:
         for group in _groups(in_files, leaves):
             tensors = read([name for unit in group for name in unit])
             for unit in group:
                 for name, tensor in to_files(model, {own: tensors[own] for own in unit}).items():
                     files.write(name, tensor)
-        add_config(files.scratch, model, leaves, [model.generation_config] if model.can_generate() else [])
+        add_config(files.scratch, model, leaves)
+        if model.can_generate():
+            model.generation_config.save_pretrained(files.scratch)
         files.finish()
     finally:
         files.remove()

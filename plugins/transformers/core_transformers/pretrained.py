@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig
 
 from core import CheckpointError, ConfigurationError, Fabric, ModuleError
-from core.checkpoint.building_blocks import chunks_to_fill, shape_of, together
-from core.fabric import FabricModule
+from core.checkpoint.building_blocks import chunks_to_fill, shape_of
+from core_transformers.adapters import ADAPTER_FILE, is_adapter_folder
 from core_transformers.conversions import Sources, like, ties, to_files, units
-from core_transformers.weight_files import NewFolder, WeightFiles
+from core_transformers.model_state import ModelState, agreeing, find_model
+from core_transformers.weight_files import ONE_FILE, NewFolder, WeightFiles
 from core_transformers.whole_tensors import WholeTensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import nn
+    from transformers import PreTrainedModel
 
     from core import Trainer
 
@@ -40,51 +42,111 @@ def from_config(host: Fabric | Trainer, config: Any, auto_class: Any, **options:
         host: the Fabric, or in `Module.configure_model` the Trainer.
         config: of the model, or the folder of one.
         auto_class: what makes it, such as `AutoModelForCausalLM`.
-        options: of its `from_config`, such as `dtype` or `attn_implementation`.
+        options: of its `from_config`, such as `attn_implementation`. Without `dtype` it is the precision's, whatever
+            the config says: float32 under "bf16-mixed".
     """
     if isinstance(config, (str, os.PathLike)):
         config = AutoConfig.from_pretrained(config)
     if isinstance(host, Fabric):
         host.init_tensor()  # sets up its ranks and devices, if this is its first use
     with host.strategy.init_context(empty=True):
+        options.setdefault("dtype", torch.get_default_dtype())
         model: PreTrainedModel = auto_class.from_config(config, **options)
     return model
 
 
-def load_pretrained(host: Fabric | Trainer, module: nn.Module, folder: str | Path, *, strict: bool = True) -> None:
+def load_pretrained(
+    host: Fabric | Trainer,
+    module: nn.Module,
+    folder: str | Path,
+    *,
+    strict: bool = True,
+    adapters: str | Path | None = None,
+) -> None:
     """All ranks. Fill a model that was set up from the files of `save_pretrained`; each rank reads its own parts.
 
     What the files have in another form, such as experts one by one, is read whole and converted, one tensor at a time.
+    A model around which peft has put adapters gets the weights without them, and its adapters get first values, the
+    same ones for a seed under any strategy. A folder of adapters fills these alone.
 
     Args:
         host: the Fabric or Trainer that has set it up.
         module: what `fabric.setup` returned, or the Trainer's module: that model, or a module with one inside.
-        folder: local.
+        folder: local; of a model, or of adapters.
         strict: the files have every tensor of the model, and no other.
+        adapters: the folder from which adapters get their values instead.
 
     Raises:
         CheckpointError: a tensor is missing, or has another shape; names are listed. The model is then as it was.
+        ModuleError: there is no such model, or its adapters' first values depend on the weights.
     """
-    with _agreeing(host):
-        own, prefix, model = find_model(module)
-    state = host.strategy.get_module_state_dict(own, layout="sharded")
-    leaves = {name.removeprefix(prefix): leaf for name, leaf in state.items() if name.startswith(prefix)}
-    with _agreeing(host):
-        files = WeightFiles(folder)
-        sources = Sources(like(model), leaves, list(files.files))
-        _check(model, leaves, files, sources, strict)
+    model = ModelState(host, module)
+    with agreeing(host):
+        if is_adapter_folder(folder):
+            loads = [_of_adapters(model, folder, strict)]
+        else:
+            loads = [_of_model(model, folder, strict)]
+            if adapters is not None:
+                loads.append(_of_adapters(model, adapters, strict))
+            elif model.adapted is not None:
+                loads.append(_of_first_values(host, model))
     known: dict[Any, Any] = {}
-    with _agreeing(host), torch.no_grad():
+    with agreeing(host), torch.no_grad():
+        for load in loads:
+            for leaf, read in load:
+                for chunk in chunks_to_fill(leaf, known):
+                    chunk.tensor.copy_(read(chunk.box))
+    host.strategy.load_module_state_dict(model.own, model.state)
+
+
+_Load: TypeAlias = "Iterable[tuple[Any, Callable[[tuple[slice, ...]], torch.Tensor]]]"
+"""Leaves, and what gives a box of each."""
+
+
+def _of_model(model: ModelState, folder: str | Path, strict: bool) -> _Load:
+    files = WeightFiles(folder)
+    sources = Sources(model.model, model.leaves, list(files.files))
+    _check(model.model, model.leaves, files, sources, strict)
+
+    def load() -> _Load:
         for name, source in sources.renamed.items():
-            for chunk in chunks_to_fill(leaves[name], known):
-                chunk.tensor.copy_(files.read(source, chunk.box))
+            for leaf in model.leaves[name]:
+                yield leaf, partial(files.read, source)
         for made in sources.convert(files.read):
-            for name in made.keys() & leaves.keys():
-                tensor = made[name]
-                for chunk in chunks_to_fill(leaves[name], known):
-                    chunk.tensor.copy_(tensor[chunk.box])
-        sources.remember(model)
-    host.strategy.load_module_state_dict(own, state)
+            for name in made.keys() & model.leaves.keys():
+                for leaf in model.leaves[name]:
+                    yield leaf, made[name].__getitem__
+        sources.remember(model.found)
+
+    return load()
+
+
+def _of_adapters(model: ModelState, folder: str | Path, strict: bool) -> _Load:
+    if model.adapted is None:
+        raise ModuleError(
+            f"{str(folder)!r} has adapters of peft, and {type(model.found).__name__} none. Make them before setup: "
+            "get_peft_model(model, PeftConfig.from_pretrained(folder))."
+        )
+    files, leaves = WeightFiles(folder, ADAPTER_FILE), model.in_adapter_files()
+    offered = {name: files.shape(name) for name in files.files}
+    problems = [*model.adapted.differences(Path(folder)), *_differing(offered, leaves)]
+    if strict:
+        problems += [f"{name!r} is not in the files" for name in sorted(leaves.keys() - offered.keys())]
+        problems += [f"{name!r} is not in the model" for name in sorted(offered.keys() - leaves.keys())]
+    _refuse(files, model.adapted.model, problems)
+    return ((leaves[name], partial(files.read, name)) for name in leaves.keys() & offered.keys())
+
+
+def _of_first_values(host: Fabric | Trainer, model: ModelState) -> _Load:
+    assert model.adapted is not None
+    seed = host.strategy.session.collectives.broadcast_object(torch.initial_seed())
+    values = dict(model.adapted.first_values(like(model.found), seed))
+    if others := [name for name in model.of_adapter if name not in values and ".modules_to_save." not in name]:
+        raise ModuleError(
+            f"The first value of {others[0]!r} isn't known without the whole model. Save the adapters once on one "
+            "device by peft's save_pretrained, and name that folder: load_pretrained(..., adapters=folder)."
+        )
+    return ((model.of_adapter[name], value.__getitem__) for name, value in values.items())
 
 
 def save_pretrained(
@@ -98,7 +160,8 @@ def save_pretrained(
 ) -> None:
     """All ranks. Write a model for `from_pretrained`: a folder that is there whole or not at all.
 
-    Rank 0 writes one tensor after the other, and holds no more than one that isn't its own.
+    Of a model around which peft has put adapters, these alone, as peft's own `save_pretrained`. Rank 0 writes one
+    tensor after the other, and holds no more than one that isn't its own.
 
     Args:
         host: the Fabric or Trainer that has set it up.
@@ -110,41 +173,63 @@ def save_pretrained(
 
     Raises:
         ConfigurationError: something is at `folder`.
+        ModuleError: there is no such model.
         OSError: it can't be written; nothing is at `folder` then.
     """
-    with _agreeing(host):
-        own, prefix, found = find_model(module)
-        model = like(found)
     refuse_existing(host, folder)
-    state = host.strategy.get_module_state_dict(own, layout="sharded")
-    leaves = {name.removeprefix(prefix): leaf for name, leaf in state.items() if name.startswith(prefix)}
-    for name in ties(model, leaves):
-        del leaves[name]
-    whole, in_files = WholeTensors(host.strategy, leaves), units(model, list(leaves))
+    opened = ModelState(host, module)
+    with agreeing(host):
+        leaves, in_files, convert = _to_write(opened)
+    whole = WholeTensors(host.strategy, leaves)
     files: NewFolder | None = None
     error: Exception | None = None
     try:
-        with _agreeing(host):
+        with agreeing(host):
             if host.strategy.is_global_zero:
-                files = NewFolder(Path(folder), described_files(model, leaves, in_files, dtype), max_shard_bytes)
+                described = described_files(convert, leaves, in_files, dtype)
+                files = NewFolder(
+                    Path(folder), described, max_shard_bytes, ADAPTER_FILE if opened.adapted else ONE_FILE
+                )
         for unit in in_files:
             tensors = {name: whole.get(name) for name in unit}
             try:
                 if files is not None and error is None:
-                    for name, tensor in to_files(model, tensors).items():
+                    for name, tensor in convert(tensors).items():
                         files.write(name, _cast(tensor, dtype))
             except Exception as caught:  # the other ranks go on giving their parts
                 error = caught
-        with _agreeing(host):
+        with agreeing(host):
             if error is not None:
                 raise error
             if files is not None:
-                others = [*filter(None, [getattr(found, "generation_config", None)]), *beside]
-                add_config(files.scratch, model, leaves, others, dtype)
+                _add_others(files.scratch, opened, leaves, beside, dtype)
                 files.finish()
     finally:
         if files is not None:
             files.remove()
+
+
+def _to_write(opened: ModelState) -> tuple[dict[str, Any], list[list[str]], _Convert]:
+    """Leaves by name, the units in which they are written, and what makes the tensors of the files of one."""
+    if opened.adapted is not None:
+        leaves = opened.in_adapter_files()
+        return leaves, [[name] for name in leaves], dict
+    tied = ties(opened.model, opened.leaves)
+    leaves = {name: leaf for name, (leaf,) in opened.leaves.items() if name not in tied}
+    return leaves, units(opened.model, list(leaves)), partial(to_files, opened.model)
+
+
+def _add_others(
+    folder: Path, opened: ModelState, leaves: Mapping[str, Any], beside: Sequence[Any], dtype: torch.dtype | None
+) -> None:
+    """Rank 0. Write what isn't weights."""
+    if opened.adapted is not None:
+        opened.adapted.save_config(folder, opened.found)
+    else:
+        beside = [*filter(None, [getattr(opened.found, "generation_config", None)]), *beside]
+        add_config(folder, opened.model, leaves, dtype)
+    for each in beside:
+        each.save_pretrained(folder)
 
 
 def refuse_existing(host: Fabric | Trainer, folder: str | Path) -> None:
@@ -153,51 +238,15 @@ def refuse_existing(host: Fabric | Trainer, folder: str | Path) -> None:
     Raises:
         ConfigurationError: something is at `folder`.
     """
-    with _agreeing(host):
+    with agreeing(host):
         if host.strategy.is_global_zero and Path(folder).exists():
             raise ConfigurationError(
                 f"A model is to be saved in {str(folder)!r}, and something is there. Name a folder that doesn't exist."
             )
 
 
-@contextmanager
-def _agreeing(host: Fabric | Trainer) -> Iterator[None]:
-    """All ranks. Raise on all what one raises within."""
-    error: Exception | None = None
-    try:
-        yield
-    except Exception as caught:
-        error = caught
-
-    def report() -> None:
-        if error is not None:
-            raise error
-
-    together(host.strategy.session.collectives, report)
-
-
-def find_model(module: nn.Module) -> tuple[nn.Module, str, PreTrainedModel]:
-    """The user's own module, the prefix of the model's names in it, and the model.
-
-    Raises:
-        ModuleError: it has none, or several.
-    """
-    own = module.module if isinstance(module, FabricModule) else module
-    found = [(name, each) for name, each in own.named_modules() if isinstance(each, PreTrainedModel)]
-    outer = [
-        pair
-        for pair in found
-        if not any(pair[0].startswith(f"{name}." if name else "") and pair[1] is not each for name, each in found)
-    ]
-    if len(outer) != 1:
-        names = ", ".join(repr(name) for name, _ in outer) or "none"
-        raise ModuleError(f"Expected one model of transformers in {type(own).__name__}, found {names}.")
-    ((name, model),) = outer
-    return own, f"{name}." if name else "", model
-
-
 def _check(
-    model: PreTrainedModel, leaves: Mapping[str, Any], files: WeightFiles, sources: Sources, strict: bool
+    model: PreTrainedModel, leaves: Mapping[str, Sequence[Any]], files: WeightFiles, sources: Sources, strict: bool
 ) -> None:
     """Compare names and shapes, before anything is read.
 
@@ -207,11 +256,7 @@ def _check(
     offered = {name: files.shape(source) for name, source in sources.renamed.items()}
     for made in sources.convert(lambda name: torch.empty(files.shape(name), device="meta")):
         offered |= {name: tuple(tensor.shape) for name, tensor in made.items()}
-    problems = [
-        f"{name!r} has the shape {offered[name]} in the files, and {shape_of(leaves[name])} in the model"
-        for name in sorted(offered.keys() & leaves.keys())
-        if offered[name] != shape_of(leaves[name])
-    ]
+    problems = _differing(offered, {name: found[0] for name, found in leaves.items()})
     if strict:
         missing = sorted(leaves.keys() - offered.keys())
         problems += [f"{each!r} is not in the files" for each in _but(missing, model._keys_to_ignore_on_load_missing)]
@@ -219,6 +264,18 @@ def _check(
         problems += [
             f"{each!r} is not in the model" for each in _but(unknown, model._keys_to_ignore_on_load_unexpected)
         ]
+    _refuse(files, model, problems)
+
+
+def _differing(offered: Mapping[str, tuple[int, ...]], leaves: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name!r} has the shape {offered[name]} in the files, and {shape_of(leaves[name])} in the model"
+        for name in sorted(offered.keys() & leaves.keys())
+        if offered[name] != shape_of(leaves[name])
+    ]
+
+
+def _refuse(files: WeightFiles, model: nn.Module, problems: Sequence[str]) -> None:
     if problems:
         more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         raise CheckpointError(
@@ -232,14 +289,24 @@ def _but(names: Sequence[str], patterns: Iterable[str] | None) -> list[str]:
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns or ())]
 
 
+_Convert: TypeAlias = "Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]"
+
+
 def described_files(
-    model: PreTrainedModel, leaves: Mapping[str, Any], in_files: Sequence[Sequence[str]], dtype: torch.dtype | None
+    convert: _Convert, leaves: Mapping[str, Any], in_files: Sequence[Sequence[str]], dtype: torch.dtype | None = None
 ) -> dict[str, torch.Tensor]:
-    """The tensors of the files on the meta device."""
+    """The tensors of the files on the meta device.
+
+    Args:
+        convert: makes those of a unit.
+        leaves: by name.
+        in_files: the names of each unit.
+        dtype: of floating-point tensors in the files.
+    """
     found: dict[str, torch.Tensor] = {}
     for unit in in_files:
         empty = {name: torch.empty(shape_of(leaves[name]), dtype=leaves[name].dtype, device="meta") for name in unit}
-        found |= {name: _cast(tensor, dtype) for name, tensor in to_files(model, empty).items()}
+        found |= {name: _cast(tensor, dtype) for name, tensor in convert(empty).items()}
     return found
 
 
@@ -248,17 +315,12 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def add_config(
-    folder: Path,
-    model: PreTrainedModel,
-    leaves: Mapping[str, Any],
-    beside: Sequence[Any],
-    dtype: torch.dtype | None = None,
+    folder: Path, model: PreTrainedModel, leaves: Mapping[str, Any], dtype: torch.dtype | None = None
 ) -> None:
-    """Rank 0. Write what isn't weights."""
+    """Rank 0. Write a model's config, with the dtype in which its tensors are saved."""
     config = saved_config(model)
     config.dtype = dtype or next((leaf.dtype for leaf in leaves.values() if leaf.dtype.is_floating_point), config.dtype)
-    for each in (config, *beside):
-        each.save_pretrained(folder)
+    config.save_pretrained(folder)
 
 
 def saved_config(model: PreTrainedModel) -> Any:

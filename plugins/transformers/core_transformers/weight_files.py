@@ -41,8 +41,12 @@ class WeightFiles:
         folder: with `model.safetensors`, or its parts and their index.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, one_file: str = ONE_FILE) -> None:
         """Find the files.
+
+        Args:
+            folder: local.
+            one_file: the name of the file, where there is one.
 
         Raises:
             CheckpointNotFoundError: there are none.
@@ -50,17 +54,18 @@ class WeightFiles:
         """
         self.folder = Path(folder)
         self._open: dict[Path, Any] = {}
-        if not (self.folder / ONE_FILE).is_file() and not (self.folder / INDEX).is_file():
+        self._one_file = self.folder / one_file
+        if not self._one_file.is_file() and not (self.folder / INDEX).is_file():
             raise CheckpointNotFoundError(
-                f"{str(folder)!r} has neither {ONE_FILE} nor {INDEX}. Expected a folder that save_pretrained of "
+                f"{str(folder)!r} has neither {one_file} nor {INDEX}. Expected a folder that save_pretrained of "
                 "transformers wrote, or the local folder of a downloaded model."
             )
 
     @cached_property
     def files(self) -> dict[str, Path]:
         """The file that has a tensor, by the tensor's name."""
-        if (self.folder / ONE_FILE).is_file():
-            return dict.fromkeys(self._opened(self.folder / ONE_FILE).keys(), self.folder / ONE_FILE)
+        if self._one_file.is_file():
+            return dict.fromkeys(self._opened(self._one_file).keys(), self._one_file)
         try:
             names = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
             found = {name: self.folder / Path(file).name for name, file in names.items()}
@@ -93,12 +98,13 @@ class WeightFiles:
         return self._open[path]
 
 
-def in_parts(described: Mapping[str, torch.Tensor], max_bytes: int) -> dict[str, list[str]]:
+def in_parts(described: Mapping[str, torch.Tensor], max_bytes: int, one_file: str) -> dict[str, list[str]]:
     """The names of tensors by the file that gets them, in their order; a file has at least one.
 
     Args:
         described: tensors on the meta device by name.
         max_bytes: of a file.
+        one_file: the name of the file, where it is one.
     """
     groups: list[list[str]] = [[]]
     size = 0
@@ -109,7 +115,7 @@ def in_parts(described: Mapping[str, torch.Tensor], max_bytes: int) -> dict[str,
         groups[-1].append(name)
         size += tensor.nbytes
     if len(groups) == 1:
-        return {ONE_FILE: groups[0]}
+        return {one_file: groups[0]}
     return {f"model-{number:05}-of-{len(groups):05}.safetensors": group for number, group in enumerate(groups, 1)}
 
 
@@ -120,19 +126,22 @@ class NewFolder:
         scratch: the folder until then.
     """
 
-    def __init__(self, target: Path, described: Mapping[str, torch.Tensor], max_bytes: int) -> None:
+    def __init__(
+        self, target: Path, described: Mapping[str, torch.Tensor], max_bytes: int, one_file: str = ONE_FILE
+    ) -> None:
         """Write the heads of all files, and the index if there are several.
 
         Args:
             target: nothing is there.
             described: tensors on the meta device by name.
             max_bytes: of a file.
+            one_file: the name of the file, where it is one.
         """
         self._target = target
         target.parent.mkdir(parents=True, exist_ok=True)
         self.scratch = folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".partial", dir=target.parent))
         self._places: dict[str, tuple[Path, int]] = {}
-        files = in_parts(described, max_bytes)
+        files = in_parts(described, max_bytes, one_file)
         for file, names in files.items():
             self._begin(folder / file, {name: described[name] for name in names})
         if len(files) > 1:

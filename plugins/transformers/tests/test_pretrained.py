@@ -86,6 +86,17 @@ def set_up(fabric, folder, **changes):
     return fabric.setup_module(from_config(fabric, config, CAUSAL))
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.float32), ("64-true", torch.float64)])
+def test_the_precision_says_in_which_dtype_a_model_is_made_and_saved(sources, tmp_path, precision, dtype):
+    fabric = Fabric(accelerator="cpu", precision=precision)
+    model = set_up(fabric, sources / "dense", dtype=torch.bfloat16)
+    load_pretrained(fabric, model, sources / "dense")
+    assert {each.dtype for each in model.parameters()} == {dtype}
+    save_pretrained(fabric, model, tmp_path / "dense")
+    assert {each.dtype for each in CAUSAL.from_pretrained(tmp_path / "dense").parameters()} == {dtype}
+    fabric.teardown()
+
+
 def test_files_that_do_not_fit_are_refused_by_name_and_change_nothing(fabric, sources, tmp_path):
     model = set_up(fabric, sources / "dense", num_hidden_layers=3, vocab_size=65)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -61,9 +61,13 @@ MODELS = {
 
 def make(name, folder):
     """Write a model as transformers does, in several files."""
-    config, options, auto = MODELS[name]
+    kind, options, auto = MODELS[name]
+    config = kind(**options)
+    for part in (config, *(each for each in vars(config).values() if isinstance(each, transformers.PreTrainedConfig))):
+        for key in [key for key in vars(part) if "drop" in key and isinstance(getattr(part, key), float)]:
+            setattr(part, key, 0.0)  # each strategy draws masks of its own
     torch.manual_seed(1)
-    auto.from_config(config(**options)).save_pretrained(folder, max_shard_size="20KB")
+    auto.from_config(config).save_pretrained(folder, max_shard_size="20KB")
 
 
 def tensors(folder):

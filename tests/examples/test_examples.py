@@ -106,6 +106,19 @@ def test_llama_learns_with_its_layers_cut_by_its_config():
 
 
 @pytest.mark.parametrize(
+    "where",
+    [ONE_PROCESS, (*TWO_PROCESSES, "--strategy", "fsdp"), (*TWO_PROCESSES, "--parallel", "tensor=2")],
+    ids=["single_device", "fsdp", "tensor"],
+)
+def test_a_pretrained_model_is_tuned_and_saved(where, tmp_path):
+    pytest.importorskip("core_transformers", reason="needs core-transformers")
+    output = run_example("pretrained.py", *where, "--folder", str(tmp_path))
+    first, tuned = map(float, re.findall(r"^Loss of \w+ on 128 new sentences: ([\d.]+)$", output, re.MULTILINE))
+    assert tuned < first - 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("where", "num_epochs"),
     [
         pytest.param(ONE_PROCESS, 15, marks=pytest.mark.slow, id="single_device"),

@@ -51,9 +51,7 @@ class Sources:
         self.unexpected: list[str] = []
         self._model = model
         self._converted: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
-        self._transforms = getattr(
-            model, "_weight_conversions", None
-        ) or conversion_mapping.get_model_conversion_mapping(model)
+        self._transforms = conversion_mapping.get_model_conversion_mapping(model)  # not those of the last load
         renamings = [each for each in self._transforms if isinstance(each, loading.WeightRenaming)]
         converters = [each for each in self._transforms if isinstance(each, loading.WeightConverter)]
         by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}

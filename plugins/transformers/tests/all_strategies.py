@@ -1,4 +1,4 @@
-"""By hand: models of transformers under each strategy, loaded, saved, resumed; writes the table of docs/transformers.md.
+"""By hand: models of transformers loaded, saved and resumed under strategies; writes a table to docs/transformers.md.
 
     python plugins/transformers/tests/all_strategies.py [model ...] [--strategy NAME ...] [-v]
 
@@ -232,9 +232,8 @@ def main() -> int:
                 started_s = time.monotonic()
                 found = results[f"{name} {strategy}"] = _result(name, strategy, Path(folder), asked.v)
                 number_wrong += found["verdict"] in ("wrong", "crash")
-                print(
-                    f"{name:16} {strategy:18} {found['verdict']:8} {time.monotonic() - started_s:4.0f} s  {found['text'][:300]}"
-                )
+                took = f"{time.monotonic() - started_s:4.0f} s"
+                print(f"{name:16} {strategy:18} {found['verdict']:8} {took}  {found['text'][:300]}")
                 RECORD.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     if PAGE.exists():
         page = PAGE.read_text(encoding="utf-8")

@@ -2,10 +2,11 @@
 
 python benchmarks/transformers_memory.py [--layers 16] [--ranks 2 4]    # needs transformers and accelerate
 
-Ranks on the CPU, gloo. A rank's own memory (RssAnon) is sampled each 2 ms, from when all is imported until each rank
-has its part of the model; mapped pages of the files are not in it, since they are shared and can be dropped. The bound
-is a rank's part and the largest layer. Accelerate takes FSDP on CPUs for another distributed type: its own function
-fsdp2_prepare_model is called with a state that says FSDP, and models as from_pretrained makes them for it.
+Ranks on the CPU, gloo. A rank's memory is sampled each 2 ms, from when all is imported until each rank has its part of
+the model: its own (RssAnon), and with mapped pages of the files (VmRSS), which are shared, and in which transformers
+leaves what it needn't change. The bound is a rank's part and the largest layer. Accelerate takes FSDP on CPUs for
+another distributed type: its own function fsdp2_prepare_model is called with a state that says FSDP, and models as
+from_pretrained makes them for it.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 MIB = 1024 * 1024
@@ -31,22 +31,25 @@ PROMPT_FREE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "655
 OF_ACCELERATE = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
 
 
-def own_mib():
-    return int(re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+def memory_mib():
+    """This process's own memory, and all that is in its address space, mapped pages of files too."""
+    text = Path("/proc/self/status").read_text()
+    return [int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024 for name in ("RssAnon", "VmRSS")]
 
 
 class Peak:
-    """The largest memory of this process's own within a `with`, above what it was before."""
+    """The largest memory of this process within a `with`, above what it was before."""
 
     def __enter__(self):
-        self.before, self.most, self.is_over = own_mib(), 0.0, threading.Event()
+        self.before, self.most, self.is_over = memory_mib(), [0.0, 0.0], threading.Event()
         self.thread = threading.Thread(target=self._sample)
         self.thread.start()
         return self
 
     def _sample(self):
         while not self.is_over.wait(0.002):
-            self.most = max(self.most, own_mib() - self.before)
+            now = [each - before for each, before in zip(memory_mib(), self.before, strict=True)]
+            self.most = [*map(max, now, self.most)]
 
     def __exit__(self, *_):
         self.is_over.set()
@@ -85,7 +88,7 @@ def by_core(way, folder):
     held = sum(each.nbytes for each in map(local, model.parameters()) if not each.is_meta)
     with Peak() as saving:
         save_pretrained(fabric, model, f"{folder}-saved")
-    return held / MIB, loading.most, saving.most
+    return held / MIB, loading.most, saving.most[0]
 
 
 def by_transformers(way, folder):
@@ -160,20 +163,18 @@ def main():
         make(first, asked.layers)
         total = sum(path.stat().st_size for path in first.glob("*.safetensors")) / MIB
         layer = 4 * (4 * 1024**2 + 3 * 1024 * 4096 + 2 * 1024) / MIB
-        print(f"model {total:.0f} MiB, a layer {layer:.0f} MiB; MiB of a rank's own memory, of the rank that has most")
-        print(f"{'':26} {'ranks':>5} {'part':>6} {'bound':>6} {'loading':>8} {'saving':>7} {'s':>5}")
+        print(f"model {total:.0f} MiB, a layer {layer:.0f} MiB; MiB while loading, of the rank that takes most")
+        print(f"{'':26} {'ranks':>5} {'part':>6} {'bound':>6} {'own':>6} {'mapped':>6} {'saving':>7}")
         for ranks in asked.ranks:
             for way in asked.ways:
-                started_s = time.monotonic()
                 found = measured_by_ranks(way, ranks, first)
-                seconds = time.monotonic() - started_s
                 if isinstance(found, str):
                     print(f"{way:26} {ranks:5} {found[:150]}")
                     continue
                 part = max(each[0] for each in found)
                 saving = "" if found[0][2] is None else f"{max(each[2] for each in found):.0f}"
-                most = max(each[1] for each in found)
-                print(f"{way:26} {ranks:5} {part:6.0f} {part + layer:6.0f} {most:8.0f} {saving:>7} {seconds:5.0f}")
+                own, mapped = (max(each[1][index] for each in found) for index in (0, 1))
+                print(f"{way:26} {ranks:5} {part:6.0f} {part + layer:6.0f} {own:6.0f} {mapped:6.0f} {saving:>7}")
                 if (saved := Path(f"{first}-saved")).exists():
                     subprocess.run(["rm", "-r", str(saved)], check=True)
 

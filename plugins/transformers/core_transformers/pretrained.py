@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from transformers import AutoConfig
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
 
 from core import CheckpointError, ConfigurationError, Fabric, ModuleError
 from core.checkpoint.building_blocks import chunks_to_fill, shape_of
@@ -21,10 +23,7 @@ from core_transformers.weight_files import ONE_FILE, NewFolder, WeightFiles
 from core_transformers.whole_tensors import WholeTensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from torch import nn
-    from transformers import PreTrainedModel
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from core import Trainer
 
@@ -36,7 +35,7 @@ def from_config(host: Fabric | Trainer, config: Any, auto_class: Any, **options:
     """All ranks. A model without weights of its own, which the strategy builds where it trains it.
 
     On the meta device where the strategy shards, so that no rank ever has the whole; then `load_pretrained`, or the
-    model's own first values.
+    model's own first values. Where an engine cuts each parameter as it is made, these are its layers'.
 
     Args:
         host: the Fabric, or in `Module.configure_model` the Trainer.
@@ -51,8 +50,21 @@ def from_config(host: Fabric | Trainer, config: Any, auto_class: Any, **options:
         host.init_tensor()  # sets up its ranks and devices, if this is its first use
     with host.strategy.init_context(empty=True):
         options.setdefault("dtype", torch.get_default_dtype())
-        model: PreTrainedModel = auto_class.from_config(config, **options)
+        is_whole = nn.Linear(2, 2).weight.numel() == 4
+        with nullcontext() if is_whole else _layers_values():
+            model: PreTrainedModel = auto_class.from_config(config, **options)
     return model
+
+
+@contextmanager
+def _layers_values() -> Iterator[None]:
+    """A context in which models don't draw values of their own, which take a parameter to be whole."""
+    own = PreTrainedModel.initialize_weights
+    PreTrainedModel.initialize_weights = lambda model: None
+    try:
+        yield
+    finally:
+        PreTrainedModel.initialize_weights = own
 
 
 def load_pretrained(

@@ -43,7 +43,15 @@ MODELS = {
     ),
     "encoder_decoder": (
         transformers.T5Config,
-        {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_layers": 2, "num_heads": 4, "vocab_size": 64},
+        {
+            "d_model": 32,
+            "d_ff": 64,
+            "d_kv": 8,
+            "num_layers": 2,
+            "num_heads": 4,
+            "vocab_size": 64,
+            "decoder_start_token_id": 0,
+        },
         transformers.AutoModelForSeq2SeqLM,
     ),
     "vision": (transformers.ViTConfig, _IMAGES, transformers.AutoModelForImageClassification),

@@ -254,6 +254,7 @@ BY_OTHER_NAMES = {"sklearn": "scikit_learn", "yaml": "pyyaml"}
 NOT_DECLARED = {
     "dp": {"sim_device"},  # of tests/downstream; without it they are skipped
     "lightning": {"lightning"},  # the name that core-lightning itself gives to programs
+    "transformers": {"core_deepspeed", "tqdm"},  # for a table by hand, and of transformers' own
     "parallel": {"core_deepspeed", "diffusers", "timm", "torchvision"},  # for comparisons by hand, and what is skipped
 }
 

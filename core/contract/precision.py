@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     import torch
@@ -109,3 +110,10 @@ class Precision:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+
+
+@contextmanager
+def join_contexts(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
+    """Two contexts in one. Neither is entered before it is."""
+    with outer, inner:
+        yield

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract.capability import Capability
 from core.contract.errors import ConfigurationError, NotYetChosenError, UnsupportedError
-from core.contract.precision import Precision
+from core.contract.precision import Precision, join_contexts
 from core.contract.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import torch
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
     from core.contract.protocols import SetupHost
     from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep
     from core.session.session import Session
-
-
-@contextmanager
-def join_contexts(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
-    """Two contexts in one. Neither is entered before it is."""
-    with outer, inner:
-        yield
 
 
 class Strategy(World):

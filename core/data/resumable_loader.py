@@ -81,8 +81,7 @@ class ResumableLoader:
         if was_restored and self._sampler is None:
             return self._open_at_position()
         self.num_batches = self.num_batches if was_restored else 0
-        batches: Iterator[object] = iter(self.loader)
-        return batches
+        return iter(self.loader)
 
     def _open_at_position(self) -> Iterator[object]:
         state, self._unread_state = self._unread_state, None

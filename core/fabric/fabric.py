@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from core.contract import Capability, ConfigurationError, GradientClipping, NotYetChosenError, UnsupportedError
-from core.contract.strategy import join_contexts
+from core.contract.precision import join_contexts
 from core.data import to_device
 from core.display import install_for
 from core.fabric.checks import check_module, check_optimizers, check_state, check_trains

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from core import ConfigurationError, CoreError, Module
 from core_parallel import MeshParallelStrategy
-from core_parallel.stages import forward_check, part_times, parts
+from core_parallel.stages import forward_check, found_blocks, part_times, parts
 from core_parallel.stages.layout import Layout
 from core_testing.ranks import Backend, one_device
 
@@ -328,3 +328,21 @@ def test_the_module_that_is_called_is_compared_with_the_parts() -> None:
     forward_check.check(layout, (x,), {})
     with pytest.raises(CoreError, match=r"Fixed\.forward isn't its parts .* and the parts aten\.neg"):
         forward_check.check(layout, (x,), {}, user.net)
+
+
+class Tied(Fixed):
+    """Its first unit is an embedding whose weight the head has too, as BERT's."""
+
+    _no_split_modules = ["Sequential", "Embedding"]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed: Any = nn.Embedding(4, 8)
+        self.head = nn.Linear(8, 4)
+        self.head.weight = self.embed.weight
+
+
+def test_a_unit_whose_weight_is_used_outside_of_units_is_no_part() -> None:
+    model = Tied()
+    ((_, _, blocks),) = found_blocks.find(model)
+    assert blocks == [*model.blocks]

@@ -1,14 +1,14 @@
 """Objects in checkpoints whose classes somebody has allowed: torch's safe unpickler makes them again, and nothing else.
 
-A package allows its own by entry points of the group `core_lightning.allowed_objects`, each with a class as its value,
-or a module, for the classes that it defines. `allowed.txt` lists those of common libraries in the same form. What a
-program has passed to `torch.serialization.add_safe_globals` is allowed too.
+Entry points of the group `core_lightning.allowed_objects` allow a class, or a module for the classes that it defines.
+`allowed.txt` lists those of common libraries alike, and `torch.serialization.add_safe_globals` allows further ones.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+from enum import Enum
 from functools import cache
 from importlib import import_module, metadata
 from importlib.resources import files
@@ -24,8 +24,7 @@ from core import CheckpointError
 from core.checkpoint.building_blocks import unpickle
 
 GROUP = "core_lightning.allowed_objects"
-KEY = "allowed_objects"
-"""Where a checkpoint has them, among what the module's hook adds."""
+KEY = "allowed_objects"  # of what the module's hook adds to a checkpoint
 WAY = "torch.serialization.add_safe_globals allows a class, and so do entry points of its package."
 
 
@@ -107,6 +106,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, nn.Module):  # before its tensors are written
             _check(type(value))
+        if isinstance(value, Enum):  # Python 3.11.2 asks for getattr
+            return type(value), (value.value,)
         if (type(value) is not np.ndarray and not isinstance(value, np.generic)) or value.dtype.kind == "V":
             return NotImplemented
         array = np.asarray(value)

@@ -290,7 +290,7 @@ class _Reader(ast.NodeVisitor):
         parameters = list(inspect.signature(function).parameters.values())[1:]
         by_position = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
         kinds = {each.kind for each in parameters}
-        known = {each.name for each in parameters}
+        known = {*(each.name for each in parameters), "pl_module"}  # which hooks take
         for key in node.keywords if inspect.Parameter.VAR_KEYWORD not in kinds else ():
             if key.arg is not None and key.arg not in known:
                 self._report(node, f"core-lightning has no {name}({key.arg}=)")

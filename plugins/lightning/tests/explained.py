@@ -259,7 +259,7 @@ program(
     """,
 )
 program(
-    FAILS,
+    EQUAL,
     """
     class Own(cb.Callback):
         def on_train_start(self, trainer, pl_module):

@@ -73,7 +73,7 @@ def test_digits_under_torchrun():
 
 @pytest.mark.slow
 def test_char_gpt_learns_in_two_processes_and_writes():
-    output = run_example("char_gpt.py", *TWO_PROCESSES, "--strategy", "ddp", "--steps", "60")
+    output = run_example("char_gpt.py", *TWO_PROCESSES, "--strategy", "ddp", "--steps", "100")
     first, last = validation_losses(output)
     assert last < first < 3.5, "drawing from 97 characters at random gives 4.6"
     sample = output.partition("\n\n")[2]

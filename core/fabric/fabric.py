@@ -28,8 +28,10 @@ from core.session.nested import refuse_endless
 from core.watch import phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
+
+    import torch
 
     from core.contract import Accelerator, Logger, Precision, Strategy
     from core.contract.accelerator import Devices
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from core.contract.step import Stage
     from core.fabric.loader_setup import LoaderSetup
     from core.fabric.metric_log import MetricLog
+    from core.fabric.weight_stream import WeightStream
     from core.resolve import Resolution
     from core.watch import WatchdogOptions
 
@@ -507,6 +510,31 @@ class Fabric(Processes):
         nested = {name: value for name, value in targets.items() if isinstance(value, dict)}
         copy_values(state, nested | {name: rest.pop(name) for name in values})
         return rest
+
+    def weights(
+        self,
+        module: nn.Module,
+        *,
+        dtype: torch.dtype | None = None,
+        names: Iterable[str] | Mapping[str, str] | None = None,
+        version: Callable[[], int] | None = None,
+    ) -> WeightStream:
+        """All ranks. The weights and buffers of a module as whole tensors, one at a time: for an engine that serves.
+
+        Args:
+            module: that was set up here.
+            dtype: of floating-point tensors in the stream; None keeps each one's.
+            names: of the tensors to stream, or a dict of them with the names that they have there; None is all.
+            version: returns the `version` of the weights that an iteration begins with; None counts the iterations.
+
+        Raises:
+            ModuleError: there is no tensor of a name.
+            ConfigurationError: the module wasn't set up.
+        """
+        from core.fabric.weight_stream import WeightStream  # few stream
+
+        self._set_up()
+        return WeightStream(self.strategy, unwrap_module(module), dtype=dtype, names=names, version=version)
 
     def load_raw(self, path: PathLike, obj: nn.Module | Optimizer, *, strict: bool = True) -> None:
         """All ranks. Load a file that `torch.save(obj.state_dict(), path)` wrote, without Fabric.

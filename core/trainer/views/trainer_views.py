@@ -9,13 +9,14 @@ from core.contract import SetupHost
 from core.trainer.views.data_views import DataViews, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    import torch
     from torch.optim import Optimizer
 
     from core.contract import CheckpointIO, GradientClipping, PathLike, Stage, TrainingStep
-    from core.fabric import Fabric
+    from core.fabric import Fabric, WeightStream
     from core.session import Session
     from core.trainer.hooks.callback import Callback
     from core.trainer.hooks.events import Events
@@ -253,6 +254,17 @@ class TrainerViews(DataViews, SetupHost):
 
         save = saving.save_at_step if self.run.is_running else saving.save_after_fit
         save(self.run, path, weights_only=weights_only)
+
+    def weights(
+        self, *, dtype: torch.dtype | None = None, names: Iterable[str] | Mapping[str, str] | None = None
+    ) -> WeightStream:
+        """All ranks, in a hook between two steps. The module's weights as whole tensors; see `Fabric.weights`.
+
+        Raises:
+            ConfigurationError: no stage runs, so that the strategy has no module.
+        """
+        run = self.run
+        return run.fabric.weights(run.module, dtype=dtype, names=names, version=lambda: run.progress.global_step)
 
     def save_snapshot(self, path: PathLike, checkpoint_io: CheckpointIO) -> None:
         """All ranks, in a hook between two optimizer steps. Save by another CheckpointIO than the strategy's.

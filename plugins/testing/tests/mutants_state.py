@@ -7,7 +7,7 @@ import torch
 from averaging import AveragingStrategy
 from table import mutant
 
-from core import CheckpointError, CheckpointNotFoundError
+from core import CheckpointError, CheckpointNotFoundError, Chunk, ShardedLeaf
 from core.checkpoint import DistributedCheckpointIO
 
 EQUAL = "test_training_equals_one_device[sgd_momentum]"
@@ -95,8 +95,8 @@ class RoundsWeights(AveragingStrategy):
 class SavesAWrappersNames(AveragingStrategy):
     """Puts a wrapper's prefix before names, and takes it off again itself."""
 
-    def get_module_state_dict(self, module):
-        return {f"module.{name}": value for name, value in super().get_module_state_dict(module).items()}
+    def get_module_state_dict(self, module, *, layout=None):
+        return {f"module.{name}": value for name, value in super().get_module_state_dict(module, layout=layout).items()}
 
     def load_module_state_dict(self, module, state, *, strict=True):
         plain = {name.removeprefix("module."): value for name, value in state.items()}
@@ -107,8 +107,8 @@ class SavesAWrappersNames(AveragingStrategy):
 class SavesItsOwnLayout(AveragingStrategy):
     """Transposes weights in its checkpoints, which only it can read."""
 
-    def get_module_state_dict(self, module):
-        return {name: value.flatten() for name, value in super().get_module_state_dict(module).items()}
+    def get_module_state_dict(self, module, *, layout=None):
+        return {name: value.flatten() for name, value in super().get_module_state_dict(module, layout=layout).items()}
 
     def load_module_state_dict(self, module, state, *, strict=True):
         own = module.state_dict()
@@ -171,8 +171,33 @@ class ForgetsTraining(AveragingStrategy):
         self.__dict__.setdefault("first", copy.deepcopy(module.state_dict()))
         return wrapped
 
-    def get_module_state_dict(self, module):
-        return super().get_module_state_dict(module) if self.optimizers else self.first
+    def get_module_state_dict(self, module, *, layout=None):
+        return super().get_module_state_dict(module, layout=layout) if self.optimizers else self.first
+
+
+@mutant("test_streams_whole_weights", passes="test_resume_is_bit_exact")
+class StreamsAStaleUnit(AveragingStrategy):
+    """Streams a layer as it was when it was asked for first."""
+
+    def get_module_state_dict(self, module, *, layout=None):
+        state = super().get_module_state_dict(module, layout=layout)
+        if layout == "sharded":
+            state["first.weight"] = self.__dict__.setdefault("kept", state["first.weight"].clone())
+        return state
+
+
+@mutant("test_streams_whole_weights", passes="test_resume_is_bit_exact")
+class StreamsNoSecondHalf(AveragingStrategy):
+    """Gives the parts of a tensor to stream, but for the last rank's."""
+
+    def get_module_state_dict(self, module, *, layout=None):
+        state = super().get_module_state_dict(module, layout=layout)
+        if layout == "sharded":
+            whole = state["first.weight"]
+            half, width = len(whole) // 2, whole.shape[1]
+            own = (Chunk((0, 0), (half, width), whole[:half]),) if self.global_rank == 0 else ()
+            state["first.weight"] = ShardedLeaf(tuple(whole.shape), whole.dtype, own)
+        return state
 
 
 @mutant("test_a_foreign_checkpoint_is_refused", passes="test_resume_is_bit_exact")
@@ -208,7 +233,11 @@ class SavesWhatIsTrained(AveragingStrategy):
     def get_module_state_dict(self, module, *, layout=None):
         parameters = self.session.handle_of(module).module.named_parameters()
         frozen = {name for name, parameter in parameters if not parameter.requires_grad}
-        return {name: value for name, value in super().get_module_state_dict(module).items() if name not in frozen}
+        return {
+            name: value
+            for name, value in super().get_module_state_dict(module, layout=layout).items()
+            if name not in frozen
+        }
 
     def load_module_state_dict(self, module, state, *, strict=True):
         super().load_module_state_dict(module, {**dict(self.kept(module)), **state}, strict=strict)

@@ -29,6 +29,7 @@ class ModelState:
         own: the user's module, with the model in it.
         found: the model.
         model: one like it on the meta device, without adapters.
+        prefix: of the model's names in `own`; with adapters, of the names of peft's model.
         adapted: the adapters around it; None if there are none.
         state: of `own`, each rank its part.
         leaves: of the model, by name: several if adapters train a copy.
@@ -46,7 +47,7 @@ class ModelState:
             self.model = like(self.found)
             outer = find_adapted(self.own)
         self.adapted = outer[1] if outer else None
-        prefix = outer[0] if outer else prefix
+        self.prefix = prefix = outer[0] if outer else prefix
         self.state = host.strategy.get_module_state_dict(self.own, layout="sharded")
         leaves = {name.removeprefix(prefix): leaf for name, leaf in self.state.items() if name.startswith(prefix)}
         names = self.adapted.of_base(leaves) if self.adapted else {name: [name] for name in leaves}
@@ -67,9 +68,13 @@ class ModelState:
 
     def in_adapter_files(self) -> dict[str, Any]:
         """The tensors of the adapter, by their names in peft's files."""
+        return {file_name: self.state[name] for file_name, name in self.adapter_names().items()}
+
+    def adapter_names(self) -> dict[str, str]:
+        """The names in `own` of the adapter's tensors, by those in peft's files."""
         assert self.adapted is not None
         empty = {name: torch.empty(shape_of(leaf), dtype=leaf.dtype, device="meta") for name, leaf in self._all.items()}
-        return {file_name: self._all[name] for file_name, name in self.adapted.in_files(empty).items()}
+        return {file_name: self.prefix + name for file_name, name in self.adapted.in_files(empty).items()}
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from transformers import AutoConfig, PreTrainedModel
 
 from core import CheckpointError, ConfigurationError, Fabric, ModuleError
 from core.checkpoint.building_blocks import chunks_to_fill, shape_of
+from core.fabric import WholeTensors
 from core_transformers.adapters import ADAPTER_FILE, is_adapter_folder
 from core_transformers.conversions import Sources, like, ties, to_files, units
 from core_transformers.model_state import ModelState, agreeing, find_model
 from core_transformers.weight_files import ONE_FILE, NewFolder, WeightFiles
-from core_transformers.whole_tensors import WholeTensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -191,7 +191,8 @@ def save_pretrained(
     refuse_existing(host, folder)
     opened = ModelState(host, module)
     with agreeing(host):
-        leaves, in_files, convert = _to_write(opened)
+        names, in_files, convert = to_write(opened)
+        leaves = {name: opened.state[own] for name, own in names.items()}
     whole = WholeTensors(host.strategy, leaves)
     files: NewFolder | None = None
     error: Exception | None = None
@@ -207,7 +208,7 @@ def save_pretrained(
             try:
                 if files is not None and error is None:
                     for name, tensor in convert(tensors).items():
-                        files.write(name, _cast(tensor, dtype))
+                        files.write(name, cast(tensor, dtype))
             except Exception as caught:  # the other ranks go on giving their parts
                 error = caught
         with agreeing(host):
@@ -221,14 +222,14 @@ def save_pretrained(
             files.remove()
 
 
-def _to_write(opened: ModelState) -> tuple[dict[str, Any], list[list[str]], _Convert]:
-    """Leaves by name, the units in which they are written, and what makes the tensors of the files of one."""
+def to_write(opened: ModelState) -> tuple[dict[str, str], list[list[str]], Convert]:
+    """Names of what is saved, each with that in the user's module; the units; what makes the files' tensors of one."""
     if opened.adapted is not None:
-        leaves = opened.in_adapter_files()
-        return leaves, [[name] for name in leaves], dict
+        names = opened.adapter_names()
+        return names, [[name] for name in names], dict
     tied = ties(opened.model, opened.leaves)
-    leaves = {name: leaf for name, (leaf,) in opened.leaves.items() if name not in tied}
-    return leaves, units(opened.model, list(leaves)), partial(to_files, opened.model)
+    names = {name: opened.prefix + name for name in opened.leaves if name not in tied}
+    return names, units(opened.model, list(names)), partial(to_files, opened.model)
 
 
 def _add_others(
@@ -301,11 +302,11 @@ def _but(names: Sequence[str], patterns: Iterable[str] | None) -> list[str]:
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns or ())]
 
 
-_Convert: TypeAlias = "Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]"
+Convert: TypeAlias = "Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]"
 
 
 def described_files(
-    convert: _Convert, leaves: Mapping[str, Any], in_files: Sequence[Sequence[str]], dtype: torch.dtype | None = None
+    convert: Convert, leaves: Mapping[str, Any], in_files: Sequence[Sequence[str]], dtype: torch.dtype | None = None
 ) -> dict[str, torch.Tensor]:
     """The tensors of the files on the meta device.
 
@@ -318,11 +319,12 @@ def described_files(
     found: dict[str, torch.Tensor] = {}
     for unit in in_files:
         empty = {name: torch.empty(shape_of(leaves[name]), dtype=leaves[name].dtype, device="meta") for name in unit}
-        found |= {name: _cast(tensor, dtype) for name, tensor in convert(empty).items()}
+        found |= {name: cast(tensor, dtype) for name, tensor in convert(empty).items()}
     return found
 
 
-def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """A floating-point tensor in another dtype, others as they are; None keeps it."""
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 

@@ -42,12 +42,12 @@ with suppress(ImportError):
     import core_deepspeed.conformance  # noqa: F401  # imports DeepSpeed once, and not in each of the ranks
 
 from core import Callback, ConfigurationError, Module, ModuleError, UnsupportedError
+from core.fabric import WholeTensors
 from core.strategies import ModelParallelStrategy
 from core_parallel import MeshParallelStrategy
 from core_testing.ranks import Backend
 from core_transformers import LoadPretrained, SavePretrained, from_config
 from core_transformers.model_state import ModelState
-from core_transformers.whole_tensors import WholeTensors
 
 MIXTURES = ("mixture", "experts")
 STRATEGIES: dict[str, Any] = {

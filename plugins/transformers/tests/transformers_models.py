@@ -8,7 +8,14 @@ import transformers
 from safetensors.torch import load_file
 
 from core import Module
-from core_transformers import LoadPretrained, SavePretrained, from_config, load_pretrained, save_pretrained
+from core_transformers import (
+    LoadPretrained,
+    PretrainedWeights,
+    SavePretrained,
+    from_config,
+    load_pretrained,
+    save_pretrained,
+)
 
 CAUSAL = transformers.AutoModelForCausalLM
 _TEXT = {
@@ -86,13 +93,20 @@ def tensors(folder):
 
 
 def carry(rank, names, source, target):
-    """On all ranks. Load each model from `source` and save it in `target`; what this rank has of them, in bytes."""
+    """On all ranks. Load each model from `source`, save it in `target`, and stream it, which gives the same tensors.
+
+    Returns what this rank has of each, in bytes.
+    """
     held = {}
     for name in names:
         fabric = rank.fabric()
         model = fabric.setup_module(from_config(fabric, source / name, MODELS[name][2]))
         load_pretrained(fabric, model, source / name)
         save_pretrained(fabric, model, target / name, max_shard_bytes=30_000)
+        stream = PretrainedWeights(fabric, model)
+        streamed, saved = {each: tensor.clone() for each, tensor in stream}, tensors(source / name)
+        assert streamed.keys() == saved.keys() == {each.name for each in stream.metadata()}
+        assert not [each for each in saved if not torch.equal(streamed[each], saved[each])]
         held[name] = sum(
             getattr(value, "_local_tensor", value).nbytes for value in model.parameters() if not value.is_meta
         )

@@ -10,6 +10,7 @@ from core_testing.strategy.failures import FailureTests
 from core_testing.strategy.lifecycle import LifecycleTests
 from core_testing.strategy.script import ScriptTests
 from core_testing.strategy.shapes import ShapeTests
+from core_testing.strategy.streams import StreamTests
 from core_testing.strategy.training import TrainingTests
 from core_testing.strategy.uneven import UnevenTests
 from core_testing.strategy.unity import UnityTests
@@ -27,6 +28,7 @@ class StrategyConformance(
     DataTests,
     UnevenTests,
     CheckpointTests,
+    StreamTests,
     FailureTests,
     ScriptTests,
 ):

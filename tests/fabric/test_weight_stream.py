@@ -1,0 +1,152 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from core import ConfigurationError, Fabric, ModuleError
+from core.fabric import WholeTensors
+from core.strategies import ModelParallelStrategy
+from core_testing.ranks import Backend
+from support.tiny import Tiny, loader, make_trainer
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+@pytest.fixture
+def fabric():
+    return Fabric(accelerator="cpu", devices=1)
+
+
+def test_streams_parameters_and_buffers(net, fabric):
+    model = fabric.setup(net)
+    stream = fabric.weights(model, dtype=torch.bfloat16)
+    state = net.state_dict()
+    assert [name for name, _ in stream] == list(state)
+    for name, tensor in stream:
+        expected = state[name].bfloat16() if state[name].is_floating_point() else state[name]
+        assert torch.equal(tensor, expected)
+        assert not tensor.requires_grad
+    described = {each.name: (each.dtype, each.shape) for each in stream.metadata()}
+    assert described == {name: (tensor.dtype, tensor.shape) for name, tensor in stream}
+    assert stream.held_names() is None
+
+
+def test_names_choose_and_rename(net, fabric):
+    model = fabric.setup(net)
+    assert [name for name, _ in fabric.weights(model, names=["2.bias", "0.weight"])] == ["2.bias", "0.weight"]
+    renamed = fabric.weights(model, names={"0.bias": "model.bias"})
+    assert [each.name for each in renamed.metadata()] == ["model.bias"]
+    assert torch.equal(dict(renamed)["model.bias"], net[0].bias)
+    with pytest.raises(ModuleError, match=r"has '1.scale', and Sequential has no tensor of this name.*0\.weight"):
+        fabric.weights(model, names=["0.weight", "1.scale"])
+
+
+def test_each_iteration_begins_with_the_weights_as_they_are(net, fabric):
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=1.0))
+    stream = fabric.weights(model)
+    before = {name: tensor.clone() for name, tensor in stream}
+    assert stream.version == 1
+    fabric.backward(model(torch.randn(4, 2)).square().sum())
+    optimizer.step()
+    after = dict(stream)
+    assert stream.version == 2
+    assert not torch.equal(before["2.weight"], after["2.weight"])
+    assert torch.equal(after["2.weight"], net[2].weight)
+
+
+def test_training_must_not_go_on_within_an_iteration(net, fabric):
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=1.0))
+    iteration, other = iter(fabric.weights(model)), iter(fabric.weights(model))
+    next(iteration)
+    next(other)  # two at a time are no step
+    next(iteration)
+    optimizer.step()
+    with pytest.raises(ConfigurationError, match=r"Training has gone on .* '1\.weight' would be of another step"):
+        next(iteration)
+
+
+def test_needs_a_module_that_was_set_up(net, fabric, tmp_path):
+    with pytest.raises(ConfigurationError, match="was not set up"):
+        fabric.weights(net)
+    module, trainer = Tiny(), make_trainer(tmp_path, max_steps=1, limit_val_batches=0)
+    trainer.fit(module, loader())
+    with pytest.raises(ConfigurationError, match="was not set up"):
+        trainer.weights()
+
+
+class Streaming(Tiny):
+    """Streams in the hook that it is told."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.hook, self.versions, self.errors = hook, [], []
+
+    def stream(self):
+        try:
+            stream = self.trainer.weights()
+            names = [name for name, _ in stream]
+        except ConfigurationError as error:
+            self.errors.append(str(error))
+        else:
+            assert names == ["layer.weight", "layer.bias"]
+            self.versions.append(stream.version)
+
+    def on_before_optimizer_step(self, optimizer):
+        if self.hook == "on_before_optimizer_step":
+            self.stream()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.hook == "on_train_batch_end":
+            self.stream()
+
+
+def test_a_trainer_streams_between_two_steps(tmp_path):
+    module = Streaming("on_train_batch_end")
+    make_trainer(tmp_path, max_steps=2, limit_val_batches=0).fit(module, loader())
+    assert module.versions == [1, 2]
+    assert module.errors == []
+
+
+def test_a_stream_within_a_step_is_refused(tmp_path):
+    module = Streaming("on_before_optimizer_step")
+    make_trainer(tmp_path, max_steps=2, limit_val_batches=0).fit(module, loader())
+    assert module.versions == []
+    assert len(module.errors) == 2
+    assert "within a training step" in module.errors[0]
+    assert "on_train_batch_end" in module.errors[0]
+
+
+ODD = [-0.0, math.nan, math.inf, 1.5]
+
+
+def stream_cut(rank, dtype):
+    """On two ranks of tensor parallelism. The bits of what is streamed, and what this rank holds."""
+    net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 5)).to(dtype)
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor(ODD).to(dtype).expand(6, 4))
+        net[1].weight.copy_(torch.arange(30.0).view(5, 6))
+    expected = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    fabric = rank.fabric()
+    fabric.launch()
+    parallelize_module(
+        net, fabric.strategy.device_mesh["tensor_parallel"], {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    )
+    stream = fabric.weights(fabric.setup(net))
+    for name, tensor in stream:
+        assert tensor.view(torch.uint8).equal(expected[name].view(torch.uint8)), name
+    sharded = WholeTensors(fabric.strategy, fabric.strategy.get_module_state_dict(net, layout="sharded"))
+    return [name for name, _ in stream], sharded.held_names()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ranks_get_the_same_bits(dtype):
+    backend = Backend(ModelParallelStrategy, num_processes=2)
+    for names, held in backend.run(stream_cut, dtype):
+        assert names == ["0.weight", "1.weight", "1.bias"]
+        assert held == names

@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = _profilers.__all__
 
-__getattr__, __dir__ = lazy_exports(__name__)
+__getattr__, __dir__ = lazy_exports(__name__, open_to_plugins=True)

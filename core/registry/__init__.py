@@ -17,7 +17,7 @@ from core.registry.known_names import DEFAULT_PARALLEL_STRATEGY
 from core.registry.known_plugins import known_aliases
 from core.registry.listing import Row, listing
 from core.registry.manager import PluginManager, plugin_manager
-from core.registry.named_functions import load_hooks, load_prelude
+from core.registry.named_functions import load_export, load_hooks, load_prelude
 from core.registry.names import IN_PROCESS, normalize_distribution, split_name
 from core.registry.offers import Offer, Status, is_reserved
 from core.registry.packages import import_library, require_package
@@ -69,6 +69,7 @@ __all__ = [
     "is_reserved",
     "known_aliases",
     "listing",
+    "load_export",
     "load_hooks",
     "load_prelude",
     "normalize_distribution",

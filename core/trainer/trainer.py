@@ -165,7 +165,7 @@ class Trainer(TrainerViews):
             keep_on_device: leave the module on the device after a stage. Otherwise it returns to the CPU, as it does
                 when ranks are other processes, and the device's memory is freed.
             plugins: instances or aliases of a Precision, CheckpointIO, ClusterEnvironment or Launcher.
-            profiler: measure where the time goes: `"simple"`, `"advanced"`, `"pytorch"`, or an instance.
+            profiler: measure where time goes: `"simple"`, `"advanced"`, `"pytorch"` of core-profilers, or an instance.
             default_root_dir: where checkpoints and logs go; None is the current folder.
             watch: detect ranks that hang, report which one, where and how, and end the run with a `HangError` if that
                 lasts: a `WatchdogOptions` with limits of your own, False for none. None is True.

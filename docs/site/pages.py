@@ -25,7 +25,9 @@ MARKDOWN = ["README.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md",
 MARKDOWN += ["tests/downstream/diloco/README.md"]
 LINK = re.compile(r"(\[[^\]]*\]\()([^)#\s:]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-PACKAGES = ["core", *map("core_{}".format, ("averaging", "finetuning", "monitors", "neighbour", "testing", "tuning"))]
+PLUGINS = ["averaging", "finetuning", "monitors", "neighbour", "profilers", "testing", "tuning"]
+"""The plugins whose public names have pages."""
+PACKAGES = ["core", *map("core_{}".format, PLUGINS)]
 BOOSTS = {"api/": 0.2, "plugins/": 0.4, "docs/contracts/": 0.4, "CONTRIBUTING": 0.4, "docs/": 1.0}
 """By the beginning of a page's path, the first that fits, how much a word in it counts in the search."""
 MAIN = ("Trainer", "Fabric", "Module", "DataModule")

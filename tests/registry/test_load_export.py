@@ -4,6 +4,7 @@ import pytest
 
 import core
 import core.callbacks
+import core.profilers
 from core.contract.errors import AliasConflictError, BlockedPluginError, CheckpointError
 from core.registry.checkpoint_readers import reader_of
 from core.registry.named_functions import load_export
@@ -45,6 +46,9 @@ def test_a_blocked_package_adds_none(site, manager, monkeypatch):
         ("core.callbacks.DeviceStatsMonitor", "core-monitors"),
         ("core.callbacks.LearningRateMonitor", "core-monitors"),
         ("core.callbacks.ThroughputMonitor", "core-monitors"),
+        ("core.profilers.AdvancedProfiler", "core-profilers"),
+        ("core.profilers.PyTorchProfiler", "core-profilers"),
+        ("core.profilers.SimpleProfiler", "core-profilers"),
         ("core.callbacks.EMA", "core-averaging"),
         ("core.callbacks.StochasticWeightAveraging", "core-averaging"),
         ("core.callbacks.WeightAveraging", "core-averaging"),
@@ -61,7 +65,15 @@ def test_a_name_of_a_known_package_says_what_to_install(site, manager, name, dis
         load_export(package, attribute, manager())
 
 
-@pytest.mark.parametrize("module", [core, core.callbacks])
+@pytest.mark.parametrize("name", ["simple", "advanced", "pytorch"])
+def test_the_name_of_a_profiler_says_what_to_install(site, manager, monkeypatch, name):
+    monkeypatch.setattr("core.registry.named_functions.plugin_manager", manager)
+    expected = rf"core\.profilers\.{name}Profiler comes with core-profilers\. .*`pip install core-profilers`"
+    with pytest.raises(ImportError, match=f"(?i){expected}"):
+        core.Trainer(accelerator="cpu", profiler=name)
+
+
+@pytest.mark.parametrize("module", [core, core.callbacks, core.profilers])
 def test_the_packages_that_are_open_ask_for_them(module, monkeypatch):
     monkeypatch.setattr("core.registry.named_functions.load_export", lambda package, name: (package, name))
     assert module.Anything == (module.__name__, "Anything")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from core.contract import ConfigurationError, Logger, UnknownAliasError
-from core.registry import LOGGER_REGISTRY
+from core.registry import LOGGER_REGISTRY, load_export
 from core.trainer import callbacks as known
 from core.trainer.hooks.callback import Callback
 
@@ -130,14 +130,15 @@ def make_profiler(profiler: object) -> Profiler | None:
 
     Raises:
         ConfigurationError: neither a name of ours nor a profiler.
+        ImportError: core-profilers isn't installed.
     """
     if profiler is None:
         return None
-    from core.trainer import profilers
+    from core.trainer.profilers import Profiler
 
     if isinstance(profiler, str) and profiler in _PROFILERS:
-        profiler = getattr(profilers, _PROFILERS[profiler])()
-    if isinstance(profiler, profilers.Profiler):
+        profiler = load_export("core.profilers", _PROFILERS[profiler])()
+    if isinstance(profiler, Profiler):
         return profiler
     raise ConfigurationError(
         f"profiler={profiler!r}: expected {', '.join(map(repr, _PROFILERS))}, an instance of core.profilers.Profiler, "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from core import ConfigurationError, PathLike
-from core.profilers import AdvancedProfiler as CoreAdvancedProfiler
 from core.profilers import Profiler
-from core.profilers import SimpleProfiler as CoreSimpleProfiler
+from core_profilers import AdvancedProfiler as CoreAdvancedProfiler
+from core_profilers import SimpleProfiler as CoreSimpleProfiler
 
 
 class SimpleProfiler(CoreSimpleProfiler):

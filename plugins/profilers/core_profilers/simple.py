@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from core.trainer.profilers.profiler import Profiler
+from core_profilers.stage_profiler import StageProfiler
 
 _HEADER = ("action", "calls", "mean ms", "total s", "% of run")
 
 
-class SimpleProfiler(Profiler):
+class SimpleProfiler(StageProfiler):
     """Counts and times each action, and prints a table: `Trainer(profiler="simple")`.
 
     Times are those of the host: work that a GPU has only been handed counts where the host waits for it. An action's

@@ -5,7 +5,7 @@ import torch
 from torch.profiler import ProfilerAction, schedule
 
 from core.profilers import PyTorchProfiler
-from trainer.profilers.profiled import Listener, Net, Trouble, loader, make_trainer
+from support.profiled import Listener, Net, Trouble, loader, make_trainer
 
 # The same module serves fits with validation and without.
 pytestmark = pytest.mark.filterwarnings("ignore:.*and no validation loader was given")

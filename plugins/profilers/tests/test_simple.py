@@ -1,4 +1,4 @@
-"""The table of actions; and what holds for every profiler."""
+"""The table of actions; and what holds for all of these profilers."""
 
 import sys
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from core import ConfigurationError
-from core.profilers import Profiler, SimpleProfiler
+from core.profilers import SimpleProfiler
 from core_testing import programs
-from trainer.profilers.profiled import Listener, Net, Trouble, loader, make_trainer
+from support import profiled
+from support.profiled import Listener, Net, Trouble, loader, make_trainer
 
 # The same module serves fits with validation and without.
 pytestmark = pytest.mark.filterwarnings("ignore:.*and no validation loader was given")
@@ -76,78 +77,6 @@ def test_a_run_that_fails_is_reported_too(tmp_path):
     assert read(tmp_path / "fit-profile.txt")["run_training_step"][0] == 1
 
 
-def test_without_a_profiler_nothing_of_it_is_in_a_step(tmp_path):
-    seen = set()
-
-    class Watcher(Listener):
-        def on_train_batch_start(self, trainer, module, batch, batch_idx):
-            if batch_idx == 1:
-                sys.setprofile(lambda frame, event, argument: seen.add(frame.f_code.co_filename))
-
-        def on_train_end(self, trainer, module):
-            sys.setprofile(None)
-
-    class Quiet(Net):
-        def training_step(self, batch, batch_idx):
-            return self.layer(batch[0]).sum()
-
-    trainer = make_trainer(tmp_path, None, callbacks=Watcher())
-    trainer.fit(Quiet(), loader())
-    folders = {"/".join(Path(name).parts[-4:]) for name in seen}
-    assert "core/trainer/loops/fit.py" in folders
-    assert not [
-        name for name in folders if name.startswith(("core/trainer/profilers/", "core/trainer/loops/profiling"))
-    ]
-
-
-def test_sections_of_the_user_cost_nothing_to_keep(tmp_path):
-    """`trainer.profile` stays in the code when there is no profiler."""
-    trainer = make_trainer(tmp_path, None)
-    trainer.fit(Net(), loader())
-    assert trainer.global_step == 4
-
-
-class Recorder(Profiler):
-    """The least that a profiler of one's own needs."""
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        self.told = []
-
-    def start(self, action):
-        self.told.append(f"+{action}")
-
-    def stop(self, action):
-        self.told.append(f"-{action}")
-
-    def step(self):
-        self.told.append("step")
-
-    def summary(self):
-        return f"{len(self.told)} events"
-
-
-def test_a_profiler_of_ones_own_sees_a_step_in_order(tmp_path, capsys):
-    mine = Recorder(tmp_path)
-    trainer = make_trainer(tmp_path, mine, callbacks=Listener())
-    trainer.fit(Net(), loader(2))
-    first = mine.told.index("+fetch_batch")
-    assert mine.told[first : mine.told.index("step") + 1] == [
-        *("+fetch_batch", "-fetch_batch"),
-        *("+Net.on_train_batch_start", "-Net.on_train_batch_start"),
-        "+run_training_step",
-        *("+training_step", "+augment", "-augment", "-training_step"),
-        *("+backward", "-backward"),
-        *("+optimizer_step", "-optimizer_step"),
-        "-run_training_step",
-        *("+Listener.on_train_batch_end", "-Listener.on_train_batch_end"),
-        "step",
-    ]
-    assert mine.told.count("step") == 2
-    assert (tmp_path / "fit-profile.txt").read_text() == f"{len(mine.told)} events\n"
-    assert f"{len(mine.told)} events" in capsys.readouterr().out
-
-
 def test_an_action_may_run_within_itself():
     profiler = SimpleProfiler()
 
@@ -158,12 +87,6 @@ def test_an_action_may_run_within_itself():
 
     countdown(3)
     assert profiler.summary().splitlines()[2].split()[:2] == ["countdown", "3"]
-
-
-def test_what_is_no_profiler(tmp_path):
-    expected = r"profiler='fast': expected 'simple', 'advanced', 'pytorch', an instance of core\.profilers\.Profiler"
-    with pytest.raises(ConfigurationError, match=expected):
-        make_trainer(tmp_path, "fast")
 
 
 @pytest.mark.parametrize("name", ["SimpleProfiler", "AdvancedProfiler", "PyTorchProfiler"])
@@ -177,7 +100,7 @@ def test_an_action_that_never_began(name):
 
 TWO_RANKS = """
 import sys
-from trainer.profilers.profiled import Net, loader, make_trainer
+from support.profiled import Net, loader, make_trainer
 
 if __name__ == "__main__":
     trainer = make_trainer(sys.argv[3], sys.argv[2], devices=2, strategy=sys.argv[1], logger=True)
@@ -190,7 +113,7 @@ if __name__ == "__main__":
 )
 def test_each_rank_writes_and_one_prints(tmp_path, strategy, profiler):
     program = tmp_path / "program.py"
-    program.write_text(f"import sys\nsys.path.append({str(Path(__file__).parents[2])!r})\n{TWO_RANKS}")
+    program.write_text(f"import sys\nsys.path.append({str(Path(profiled.__file__).parents[1])!r})\n{TWO_RANKS}")
     done = programs.run([sys.executable, program, strategy, profiler, tmp_path], timeout=120)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "core_logs" / "version_0"

@@ -1,4 +1,4 @@
-"""The base of all profilers."""
+"""The base of all profilers. Imported when a trainer is given one, and not before."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from core.contract import ConfigurationError
-
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
+
+__all__ = ["Profiler"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,10 +43,6 @@ class Profiler(abc.ABC):
         self.dirpath = None if dirpath is None else Path(dirpath).expanduser()
         self.filename = filename
         self._folder = Path()
-        self._clear()
-
-    def _clear(self) -> None:
-        """Begin anew, in a new profiler and at each stage."""
 
     @abc.abstractmethod
     def start(self, action: str) -> None:
@@ -74,7 +70,6 @@ class Profiler(abc.ABC):
         """
         self.stage, self.rank = stage, rank
         self._folder = self.dirpath or Path(folder)
-        self._clear()
 
     def wrap(self, action: str, function: Callable[P, R]) -> Callable[P, R]:
         """The same function, measured."""
@@ -108,18 +103,9 @@ class Profiler(abc.ABC):
 
     def describe(self) -> str:
         """The text that rank 0 prints after `teardown`."""
-        return f"{self.summary()}\n{self._location()}"
+        return f"{self.summary()}\nWritten to {self.report_path()}"
 
     def report_path(self, suffix: str = ".txt") -> Path:
         """The file of this stage and rank whose name ends with `suffix`."""
         rank = f"-rank{self.rank}" if self.rank else ""
         return self._folder / f"{self.stage}-{self.filename}{rank}{suffix}"
-
-    def _location(self) -> str:
-        return f"Written to {self.report_path()}"
-
-    def _refuse_stop(self, action: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"{type(self).__name__}.stop({action!r}): this action isn't running. Call start({action!r}) before, or use "
-            f"`with trainer.profile({action!r}):`."
-        )

@@ -8,13 +8,13 @@ import pstats
 from typing import TYPE_CHECKING
 
 from core.contract import ConfigurationError
-from core.trainer.profilers.profiler import Profiler
+from core_profilers.stage_profiler import StageProfiler
 
 if TYPE_CHECKING:
     import os
 
 
-class AdvancedProfiler(Profiler):
+class AdvancedProfiler(StageProfiler):
     """Runs Python's own profiler in each action, and writes its tables to a file: `Trainer(profiler="advanced")`.
 
     Python has one profiler at a time: what runs in an action within an action stands in the table of the inner one
@@ -71,7 +71,7 @@ class AdvancedProfiler(Profiler):
 
     def describe(self) -> str:
         """A line with the path of the tables, which are too long for a terminal."""
-        return f"Profiles of {len(self._profiles)} actions. {self._location()}"
+        return f"Profiles of {len(self._profiles)} actions. Written to {self.report_path()}"
 
     def _table(self, profile: cProfile.Profile) -> str:
         text = io.StringIO()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerAction, record_function
 
-from core.trainer.profilers.profiler import Profiler
+from core_profilers.stage_profiler import StageProfiler
 
 if TYPE_CHECKING:
     import os
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class PyTorchProfiler(Profiler):
+class PyTorchProfiler(StageProfiler):
     """Runs `torch.profiler` over some training steps: `Trainer(profiler="pytorch")`.
 
     For each recorded cycle it writes a trace, `fit-profile-step5.pt.trace.json`, that https://ui.perfetto.dev and

@@ -2,7 +2,7 @@ import pytest
 
 from core import ConfigurationError
 from core.profilers import AdvancedProfiler
-from trainer.profilers.profiled import Listener, Net, Trouble, loader, make_trainer
+from support.profiled import Listener, Net, Trouble, loader, make_trainer
 
 # The same module serves fits with validation and without.
 pytestmark = pytest.mark.filterwarnings("ignore:.*and no validation loader was given")

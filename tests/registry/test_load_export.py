@@ -65,14 +65,6 @@ def test_a_name_of_a_known_package_says_what_to_install(site, manager, name, dis
         load_export(package, attribute, manager())
 
 
-@pytest.mark.parametrize("name", ["simple", "advanced", "pytorch"])
-def test_the_name_of_a_profiler_says_what_to_install(site, manager, monkeypatch, name):
-    monkeypatch.setattr("core.registry.named_functions.plugin_manager", manager)
-    expected = rf"core\.profilers\.{name}Profiler comes with core-profilers\. .*`pip install core-profilers`"
-    with pytest.raises(ImportError, match=f"(?i){expected}"):
-        core.Trainer(accelerator="cpu", profiler=name)
-
-
 @pytest.mark.parametrize("module", [core, core.callbacks, core.profilers])
 def test_the_packages_that_are_open_ask_for_them(module, monkeypatch):
     monkeypatch.setattr("core.registry.named_functions.load_export", lambda package, name: (package, name))

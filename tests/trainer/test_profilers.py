@@ -2,9 +2,11 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import core.profilers
 from core import ConfigurationError
 from core.profilers import Profiler
 from support.profiled import Listener, Net, loader, make_trainer
@@ -89,3 +91,16 @@ def test_what_is_no_profiler(tmp_path):
     expected = r"profiler='fast': expected 'simple', 'advanced', 'pytorch', an instance of core\.profilers\.Profiler"
     with pytest.raises(ConfigurationError, match=expected):
         make_trainer(tmp_path, "fast")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("simple", "SimpleProfiler"), ("advanced", "AdvancedProfiler"), ("pytorch", "PyTorchProfiler")]
+)
+def test_a_profiler_whose_package_is_not_installed(tmp_path, monkeypatch, name, kind):
+    empty = SimpleNamespace(offers=lambda kind, alias: ())
+    monkeypatch.setattr("core.registry.named_functions.plugin_manager", lambda: empty)
+    expected = rf"core\.profilers\.{kind} comes with core-profilers\. .*`pip install core-profilers`"
+    with pytest.raises(ImportError, match=expected):
+        make_trainer(tmp_path, name)
+    with pytest.raises(ImportError, match=expected):
+        getattr(core.profilers, kind)

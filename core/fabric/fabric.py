@@ -472,14 +472,16 @@ class Fabric(Processes):
         *,
         strict: bool = True,
         weights_only: bool | None = None,
+        renamed: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """All ranks. Read a checkpoint; restore objects in `state` in place, and replace its plain values.
 
         Args:
             path: a local path or a URL.
             state: as given to `save`.
-            strict: all of its names, and all keys of its modules, must be there.
+            strict: all of its names, all keys of its modules and all parameters of its optimizers must be there.
             weights_only: None and True are what always holds: nothing in a checkpoint is executed. False is refused.
+            renamed: names of tensors and modules by those that they were saved with.
 
         Returns:
             What was saved and isn't in `state`.
@@ -503,7 +505,7 @@ class Fabric(Processes):
         # `unwrap` copies the dicts in which it replaces a wrapper, and loading fills the copies.
         targets = unwrap(state)
         with phase("checkpoint"):
-            rest = load_checkpoint(self.session, path, targets, strict=strict)
+            rest = load_checkpoint(self.session, path, targets, strict=strict, renamed=renamed)
         # Objects were restored in place. What is left are plain values: those that `state` names go into it, the others
         # are returned.
         values = [name for name in state if name in rest and not holds_objects(state[name])]

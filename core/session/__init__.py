@@ -10,6 +10,7 @@ from core.session.session import Session
 from core.session.state_objects import UserData
 
 if TYPE_CHECKING:
+    from core.session.changed_names import describe_changes
     from core.session.half_loaded import refuse_half_loaded
     from core.session.same_class import check_schedulers, describe_scheduler
     from core.session.whole_state import load_checkpoint, read_checkpoint, restore_state, save_checkpoint
@@ -21,6 +22,7 @@ __all__ = [
     "UserData",
     "canonical_name",
     "check_schedulers",
+    "describe_changes",
     "describe_scheduler",
     "from_canonical",
     "load_checkpoint",

@@ -67,7 +67,12 @@ def _parameter_tensors(session: Session) -> Iterator[Tensor]:
 
 
 def load_checkpoint(
-    session: Session, path: PathLike, state: Mapping[str, object] | None = None, *, strict: bool = True
+    session: Session,
+    path: PathLike,
+    state: Mapping[str, object] | None = None,
+    *,
+    strict: bool = True,
+    renamed: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """All ranks. Read a checkpoint and restore in place everything that `state` names.
 
@@ -75,7 +80,8 @@ def load_checkpoint(
         session: of the strategy.
         path: a local path or a URL.
         state: as given to `save_checkpoint`; None restores nothing.
-        strict: every name in `state`, and every key of a module, must be there.
+        strict: every name in `state`, every key of a module and every parameter of an optimizer must be there.
+        renamed: names of tensors and modules by those that they were saved with.
 
     Returns:
         What was saved and isn't in `state` as an object to restore.
@@ -85,7 +91,8 @@ def load_checkpoint(
         CheckpointCorruptedError: it is damaged or foreign.
         CheckpointError: it doesn't fit what is to be restored.
     """
-    rest = restore_state(session, read_checkpoint(session, path, state), state or {}, strict=strict)
+    saved = read_checkpoint(session, path, state)
+    rest = restore_state(session, saved, state or {}, strict=strict, renamed=renamed)
     rest.pop(rank_state.KEY, None)
     return rest
 
@@ -161,7 +168,12 @@ def _targets_of(session: Session, described: Any, value: Any) -> Any:
 
 
 def restore_state(
-    session: Session, saved: dict[str, object], state: Mapping[str, object], *, strict: bool = True
+    session: Session,
+    saved: dict[str, object],
+    state: Mapping[str, object],
+    *,
+    strict: bool = True,
+    renamed: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """All ranks. Restore in place from a state that was read already; returns what is left over."""
     if strict and (missing := [key for key in state if key not in saved]):
@@ -169,6 +181,10 @@ def restore_state(
             f"The checkpoint has no {missing[0]!r}; it has {sorted(saved)}. "
             "Leave it out of the state, or pass strict=False."
         )
+    if renamed or not strict:
+        from core.session.changed_names import adapted  # few need it
+
+        saved = adapted(session, dict(state), saved, renamed or {}, strict=strict)
     rest = {
         key: value
         for key, value in saved.items()

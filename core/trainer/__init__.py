@@ -13,8 +13,18 @@ if TYPE_CHECKING:
     from core.trainer.settings.warn_at import warn_caller
     from core.trainer.stage_data.combined import CombinedLoader
     from core.trainer.stage_data.datamodule import DataModule
+    from core.trainer.state.resume import Resume
     from core.trainer.trainer import Trainer
 
-__all__ = ["CombinedLoader", "DataModule", "FitCall", "HasHyperparameters", "Module", "Trainer", "warn_caller"]
+__all__ = [
+    "CombinedLoader",
+    "DataModule",
+    "FitCall",
+    "HasHyperparameters",
+    "Module",
+    "Resume",
+    "Trainer",
+    "warn_caller",
+]
 
 __getattr__, __dir__ = lazy_exports(__name__)

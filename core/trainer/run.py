@@ -13,6 +13,7 @@ from torch import nn
 from core.contract import Capability
 from core.trainer.logging.logger_publisher import LoggerPublisher
 from core.trainer.signals.interruption import SignalGuard
+from core.trainer.state.resume import Resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,6 +99,7 @@ class Run:
         datamodule: or none.
         loaders: of this stage; none before the first one.
         ckpt_path: what the user passed; from the beginning of the stage on, the checkpoint that it stands for.
+        resume: the parts of it with which `fit` goes on.
         is_asked_to_stop: what `Trainer.should_stop` shows.
         status: how the stage stands.
         described_module: whose hyperparameters the loggers have.
@@ -144,6 +146,7 @@ class Run:
     module: nn.Module = field(default_factory=nn.Module)
     datamodule: DataModule | None = None
     ckpt_path: PathLike | None = None
+    resume: Resume = Resume()  # noqa: RUF009  (it is frozen)
     is_asked_to_stop: bool = False
     status: Status = "initializing"
     described_module: nn.Module | None = None

@@ -10,12 +10,13 @@ from core.contract import ConfigurationError
 from core.trainer.progress import Progress
 from core.trainer.settings.options import TrainerOptions
 from core.trainer.settings.unknown_names import answer_attribute, answers_unknown
+from core.trainer.state.resume import Resume
 from core.trainer.views.trainer_views import TrainerViews
 
 # What only a trainer that is made, or that runs, needs is imported in its methods: a program that takes Trainer from
 # `core` and lists its options, or its help, waits for none of it.
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from datetime import timedelta
 
     from torch import nn
@@ -233,6 +234,7 @@ class Trainer(TrainerViews):
         val_dataloaders: object = None,
         datamodule: DataModule | None = None,
         ckpt_path: PathLike | None = None,
+        resume: str | Collection[str] | Resume = "all",
     ) -> None:
         """Train, and validate in between.
 
@@ -245,6 +247,7 @@ class Trainer(TrainerViews):
             val_dataloaders: one or several of them; without any, there is no validation.
             datamodule: makes all loaders.
             ckpt_path: a checkpoint from which to go on. At a limit of this run, a line says that nothing is trained.
+            resume: the parts of it to go on with, see `core.trainer.Resume`; with `"weights"` a run begins at step 0.
 
         Raises:
             ModuleError: the module lacks what training needs.
@@ -254,9 +257,8 @@ class Trainer(TrainerViews):
         from core.trainer.loops.launch import launch
 
         call = self.check_fit_call(model, train_dataloaders, val_dataloaders, datamodule)
-        self._begin(
-            "fit", call.module, call.sources, datamodule=call.datamodule, ckpt_path=ckpt_path, is_asked_to_stop=False
-        )
+        settings = {"datamodule": call.datamodule, "ckpt_path": ckpt_path, "resume": Resume.of(resume, ckpt_path)}
+        self._begin("fit", call.module, call.sources, **settings, is_asked_to_stop=False)
         launch(self.run, call.sources)
 
     def validate(
@@ -392,7 +394,8 @@ class Trainer(TrainerViews):
 
         own = self.fabric.uncompiled(module)
         callbacks = self._module_callbacks.join(self.callbacks, own)
-        settings |= {"stage": stage, "module": own, "callbacks": callbacks, "loaders": Loaders(self.options, sources)}
+        settings = {"resume": Resume(), **settings, "stage": stage, "module": own, "callbacks": callbacks}
+        settings["loaders"] = Loaders(self.options, sources)
         self.run = replace(self.run, trainer=self, **settings)
 
     # what the strategy asks (core.contract.SetupHost) ---------------------------------------------------------------

@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 def print_beginning(run: Run) -> None:
     """All ranks, once the checkpoint is restored. Print from where the run goes on, or whose weights are evaluated."""
-    if run.ckpt_path is None or not _has_bar(run):
+    if run.ckpt_path is None or not (_has_bar(run) or run.resume.describe()):
         return
     progress = run.progress
     if not run.trains:
         run.fabric.print(f"{run.stage}: weights of {run.ckpt_path}")
         return
     batch = f", batch {progress.batch}" if progress.batch else ""
-    run.fabric.print(f"Resumed from {run.ckpt_path}: epoch {progress.epoch}{batch}, step {progress.global_step}")
+    where = f"epoch {progress.epoch}{batch}, step {progress.global_step}"
+    run.fabric.print(f"Resumed from {run.ckpt_path}: {where}{run.resume.describe()}")
 
 
 def print_early_end(run: Run, reason: str) -> None:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 from core.checkpoint import check_random_state
 from core.contract import CheckpointCorruptedError, CheckpointError
 from core.registry import CORE_VERSION
-from core.session import UserData, check_schedulers, describe_scheduler, read_checkpoint, restore_state, save_checkpoint
+from core.session import (
+    UserData,
+    check_schedulers,
+    describe_changes,
+    describe_scheduler,
+    read_checkpoint,
+    restore_state,
+    save_checkpoint,
+)
 from core.trainer.hooks.events import override_of, overrides
 from core.trainer.hooks.state_keeper import StateKeeper
 from core.trainer.hparams import foreign_state, hyperparameters
@@ -76,32 +84,34 @@ def load(run: Run, path: PathLike) -> None:
     Raises:
         CheckpointError: it can't be read, or doesn't fit.
     """
-    strategy = run.strategy
+    strategy, resume = run.strategy, run.resume
+    parts = resume.choose(_parts(run)) if run.trains else {"model": run.module}
     prepared: list[bool] = []
 
-    def check(content: dict[str, object]) -> None:
+    def check(content: dict[str, Any]) -> None:
+        content = resume.choose(content)
         _check(run, content, path)
         if run.trains and not prepared:
             prepared.append(True)
             _prepare_callbacks(run, content)
-            with sections.restoring("schedulers", path):
-                _check_schedulers(run, content)
+            if resume.takes("schedulers"):
+                with sections.restoring("schedulers", path):
+                    _check_schedulers(run, content)
 
     own = (callback.storage_of(path) for callback in run.callbacks if isinstance(callback, StateKeeper))
     with _by(run, next(filter(None, own), None)):
-        saved = read_checkpoint(run.session, path, _parts(run) if run.trains else {"model": run.module}, check=check)
-    if (hook := override_of(run.module, "on_load_checkpoint")) is not None:
+        rest = saved = resume.choose(read_checkpoint(run.session, path, parts, check=check))
+    if "module_section" in saved and (hook := override_of(run.module, "on_load_checkpoint")) is not None:
         hook(saved["module_section"])
-    # The weights may be of another module; everything else has to be there.
-    strict = getattr(run.module, "strict_loading", True)
-    with sections.restoring("model", path):
-        rest = restore_state(run.session, saved, {"model": run.module}, strict=strict)
+    for name, part in parts.items():
+        # The weights may be of another module; everything else has to be there.
+        strict = resume.strict and (name != "model" or getattr(run.module, "strict_loading", True))
+        with sections.restoring(name, path):
+            sections.check_like(part, rest.get(name), name, path)
+            if name == "model" and not resume.strict:
+                run.fabric.print(describe_changes(run.session, run.module, rest[name], resume.renamed))
+            rest = restore_state(run.session, rest, {name: part}, strict=strict, renamed=resume.renamed)
     if run.trains:
-        for name, part in _parts(run).items():
-            if name != "model":
-                with sections.restoring(name, path):
-                    sections.check_like(part, rest.get(name), name, path)
-                    rest = restore_state(run.session, rest, {name: part})
         with sections.restoring("schedulers", path):
             _restore_schedulers(run, saved.get("schedulers", []))
         with sections.restoring("callbacks", path):
@@ -121,6 +131,8 @@ def load(run: Run, path: PathLike) -> None:
     if "loaders" in saved:  # what another program saved has weights and counters only
         with sections.restoring("loaders", path):
             _restore_position(run, saved)
+    elif not resume.takes("data"):
+        run.progress.restart_epoch()
     with sections.restoring("ranks", path):
         _restore_ranks(run, saved.get("ranks", []))
 
@@ -183,13 +195,16 @@ def _check(run: Run, saved: dict[str, Any], path: PathLike) -> None:
     _check_format(saved, path)
     if not run.trains:
         return
-    if "progress" not in saved:
+    takes = run.resume.takes
+    if takes("step") and "progress" not in saved:
         raise CheckpointError(
             f"{path} holds weights only, so training can't go on from it. Load it for evaluation, or pass a checkpoint "
             "that was saved with save_weights_only=False."
         )
-    check_limits(run, saved, path)
-    _check_optimizers(saved, len(run.strategy.optimizers), path)
+    if takes("step"):
+        check_limits(run, saved, path)
+    if takes("optimizers"):
+        _check_optimizers(saved, len(run.strategy.optimizers), path)
 
 
 def _check_optimizers(saved: dict[str, Any], num_made: int, path: PathLike) -> None:

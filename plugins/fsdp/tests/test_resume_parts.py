@@ -1,0 +1,60 @@
+"""Parts of a checkpoint of one device go on in shards, under other names and with other parameters."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from core import Callback, Module
+from core.trainer import Resume
+from core_testing.ranks import Backend
+
+RESUME = Resume({"weights", "optimizers", "step"}, renamed={"first": "stem"}, strict=False)
+
+
+class Net(Module):
+    def __init__(self, *names):
+        super().__init__()
+        torch.manual_seed(3)
+        self.names = names
+        for name in names:
+            self.add_module(name, nn.Linear(4, 4).double())
+
+    def training_step(self, batch):
+        for name in self.names:
+            batch = getattr(self, name)(batch)
+        return batch.square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Weights(Callback):
+    def on_train_end(self, trainer, module):
+        self.found = {name: tensor.cpu().clone() for name, tensor in trainer.weights()}
+        self.step = trainer.global_step
+
+
+def fit(rank, names, path, **resumed):
+    weights = Weights()
+    trainer = rank.trainer(callbacks=weights, max_steps=5 if resumed else 3)
+    data = torch.randn(32, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    trainer.fit(Net(*names), DataLoader(data, batch_size=4 // rank.backend.num_processes), **resumed)
+    if not resumed:
+        trainer.save_checkpoint(path)
+    return weights.found, weights.step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.filterwarnings("ignore:Adam begins anew for")
+def test_renamed_and_added_parameters_go_on_in_shards(tmp_path, strategy):
+    one, several = Backend(lambda: "single_device"), Backend(lambda: strategy, num_processes=2)
+    path = tmp_path / "a.ckpt"
+    one.run(fit, ("first", "gone", "last"), path)
+    resumed = {"ckpt_path": path, "resume": RESUME}
+    [(expected, _)] = one.run(lambda *args: fit(*args, **resumed), ("stem", "new", "last"), path)
+    for found, step in several.run(lambda *args: fit(*args, **resumed), ("stem", "new", "last"), path):
+        assert step == 5
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-12)

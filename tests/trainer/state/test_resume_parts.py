@@ -1,0 +1,214 @@
+"""A fit goes on with parts of a checkpoint, and says which begin anew."""
+
+import pytest
+import torch
+from torch import nn
+
+from core import CheckpointError, ConfigurationError, Fabric
+from core.trainer import Resume
+from support.tiny import Tiny, loader, make_trainer
+
+
+class Net(Tiny):
+    """Two layers under names that a test chooses, momentum, a schedule."""
+
+    def __init__(self, first="first", last="last", extra="", optimizer=torch.optim.SGD, **options):
+        super().__init__()
+        del self.layer
+        torch.manual_seed(5)
+        self.names = [first, last, *([extra] if extra else [])]
+        for index, name in enumerate(self.names):
+            self.add_module(name, nn.Linear(2, 1 if index == 1 else 2).double())
+        self.optimizer, self.options = optimizer, options or {"lr": 0.1, "momentum": 0.9}
+        self.started = None
+
+    def forward(self, x):
+        first, last, *extra = (getattr(self, name) for name in self.names)
+        x = first(x.double())
+        for layer in extra:
+            x = layer(x)
+        return last(x)
+
+    def configure_optimizers(self):
+        optimizer = self.optimizer(self.parameters(), **self.options)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+    def moments(self):
+        (optimizer,) = self.trainer.optimizers
+        names = {id(parameter): name for name, parameter in self.named_parameters()}
+        return {names[id(key)]: value["momentum_buffer"].clone() for key, value in optimizer.state.items() if value}
+
+    def on_train_start(self):
+        trainer = self.trainer
+        self.started = {
+            "weights": {name: value.clone() for name, value in self.state_dict().items()},
+            "moments": self.moments(),
+            "lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "place": (trainer.current_epoch, trainer.global_step),
+        }
+
+    def on_train_end(self):
+        self.left = self.moments() if self.optimizer is torch.optim.SGD else {}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint after five steps, in the second epoch of four; and the module that it is of."""
+    module = Net()
+    trainer = make_trainer(tmp_path, max_steps=5, limit_val_batches=0)
+    trainer.fit(module, loader())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    return tmp_path / "a.ckpt", module
+
+
+def go_on(path, module, resume, max_steps=7):
+    trainer = make_trainer(path.parent, max_steps=max_steps, limit_val_batches=0)
+    trainer.fit(module, loader(), ckpt_path=path, resume=resume)
+    return module.started
+
+
+def is_alike(found, expected):
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("resume", "has_moments", "lr", "place", "anew"),
+    [
+        ("all", True, 0.05, (1, 5), None),
+        ("weights", False, 0.1, (0, 0), "optimizers, schedulers, data, step, callbacks begin anew"),
+        ({"weights", "optimizers"}, True, 0.05, (0, 0), "schedulers, data, step, callbacks begin anew"),
+        (["weights", "step"], False, 0.1, (1, 5), "optimizers, schedulers, data, callbacks begin anew"),
+        ({"weights", "optimizers", "schedulers", "data", "step"}, True, 0.05, (1, 5), "callbacks begins anew"),
+    ],
+    ids=["all", "weights", "optimizers", "step", "data"],
+)
+def test_takes_the_parts_that_are_asked_for(saved, capsys, resume, has_moments, lr, place, anew):
+    path, module = saved
+    started = go_on(path, Net(), resume)
+    assert is_alike(started["weights"], module.state_dict())
+    assert is_alike(started["moments"], module.left if has_moments else {})
+    assert started["lr"] == pytest.approx(lr)
+    assert started["place"] == place
+    out = capsys.readouterr().out
+    if anew is None:
+        assert "anew" not in out
+    else:
+        assert f"Resumed from {path}: epoch {place[0]}" in out
+        assert f"step {place[1]}; {anew}" in out
+
+
+def test_all_is_the_run_that_never_stopped(saved, tmp_path):
+    path, _ = saved
+    whole, rest = Net(), Net()
+    make_trainer(tmp_path, max_steps=9, limit_val_batches=0).fit(whole, loader())
+    go_on(path, rest, "all", max_steps=9)
+    assert is_alike(rest.state_dict(), whole.state_dict())
+
+
+def test_a_step_without_data_begins_its_epoch_anew(saved):
+    path, _ = saved
+    module = Net()
+    batches = []
+    module.on_train_batch_start = lambda batch, batch_idx: batches.append(batch_idx)
+    go_on(path, module, {"weights", "step"})
+    assert batches == [0, 1]
+
+
+def test_weights_alone_are_enough_for_weights(saved):
+    path, module = saved
+    weights = path.with_name("weights.ckpt")
+    trainer = make_trainer(path.parent, max_steps=1, limit_val_batches=0)
+    trainer.fit(module, loader())
+    trainer.save_checkpoint(weights, weights_only=True)
+    assert is_alike(go_on(weights, Net(), "weights")["weights"], module.state_dict())
+    with pytest.raises(CheckpointError, match="holds the state of 0 optimizers"):
+        go_on(weights, Net(), {"weights", "optimizers"})
+
+
+def test_another_optimizer_begins_anew(saved):
+    path, _ = saved
+    other = Net(optimizer=torch.optim.RMSprop, lr=0.1, momentum=0.9)
+    assert go_on(path, other, ["weights", "step"])["place"] == (1, 5)
+    with pytest.raises(CheckpointError, match="RMSprop"):
+        go_on(path, Net(optimizer=torch.optim.RMSprop, lr=0.1, momentum=0.9), "all")
+
+
+def test_renamed_parameters_keep_their_weights_and_moments(saved):
+    path, module = saved
+    renamed = {"first": "stem", "last.bias": "last.bias"}
+    started = go_on(path, Net(first="stem"), Resume(renamed=renamed))
+    own = {name.replace("first", "stem"): value for name, value in module.state_dict().items()}
+    assert is_alike(started["weights"], own)
+    assert is_alike(started["moments"], {name.replace("first", "stem"): value for name, value in module.left.items()})
+    assert started["place"] == (1, 5)
+    with pytest.raises(CheckpointError, match=r"lacks 'stem\.weight'"):
+        go_on(path, Net(first="stem"), "all")
+
+
+@pytest.mark.filterwarnings("default:SGD begins anew")
+def test_added_and_removed_parameters_begin_anew_unless_strict(saved, capsys):
+    path, module = saved
+    new = Net(first="stem", extra="extra")
+    with pytest.warns(UserWarning, match=r"SGD begins anew for 'stem\.weight', .*leaves out 'first\.weight', "):
+        started = go_on(path, new, Resume(strict=False))
+    first = Net(first="stem", extra="extra").state_dict()
+    expected = {name: module.state_dict().get(name, first[name]) for name in first}
+    assert is_alike(started["weights"], expected)
+    assert is_alike(started["moments"], {name: module.left[name] for name in ("last.weight", "last.bias")})
+    out = capsys.readouterr().out
+    assert "The checkpoint lacks 'stem.weight'" in out
+    assert "The module has no 'first.weight'" in out
+
+
+def test_evaluation_takes_the_weights_whatever_a_fit_before_took(saved):
+    path, module = saved
+    trainer = make_trainer(path.parent, max_steps=1, limit_val_batches=0)
+    other = Net()
+    trainer.fit(other, loader(), ckpt_path=path, resume="weights")
+    trainer.test(other, loader(), ckpt_path=path, verbose=False)
+    assert is_alike(other.state_dict(), module.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resume": "weight"}, r"resume='weight': expected 'all', or some of 'weights', .*not 'weight'"),
+        ({"resume": {"data", "weights"}}, "belongs to the epoch that 'step' counts. Add 'step'"),
+        ({"resume": []}, r"resume=\[\]: expected 'all'"),
+        ({"resume": "weights", "ckpt_path": None}, "Pass its ckpt_path"),
+        ({"resume": "weights", "ckpt_path": "last"}, "would begin at that part each time"),
+    ],
+)
+def test_impossible_parts_are_refused_before_work(tmp_path, options, message):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    with pytest.raises(ConfigurationError, match=message):
+        trainer.fit(Net(), loader(), **{"ckpt_path": tmp_path / "nothing.ckpt", **options})
+
+
+def test_fabric_loads_renamed_and_changed_parameters(tmp_path):
+    def setup(*names):
+        torch.manual_seed(0)
+        net = nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
+        fabric = Fabric(accelerator="cpu")
+        model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+        return fabric, net, optimizer, {"model": model, "optimizer": optimizer}
+
+    fabric, net, optimizer, state = setup("a", "b")
+    fabric.backward(sum(layer(torch.ones(1, 2)).square().sum() for layer in net.values()))
+    optimizer.step()
+    fabric.save(tmp_path / "a.ckpt", state)
+    moments = [optimizer.state[value]["momentum_buffer"] for value in net.parameters()]
+
+    fabric, other, optimizer, state = setup("b", "c")
+    fabric.load(tmp_path / "a.ckpt", state, renamed={"a": "c"})
+    assert torch.equal(other["c"].weight, net["a"].weight)
+    assert torch.equal(optimizer.state[other["c"].bias]["momentum_buffer"], moments[1])
+
+    fabric, third, optimizer, state = setup("b", "d")
+    with pytest.raises(CheckpointError, match=r"lacks 'd\.weight'"):
+        fabric.load(tmp_path / "a.ckpt", state)
+    fabric, third, optimizer, state = setup("b", "d")
+    with pytest.warns(UserWarning, match=r"begins anew for 'd\.weight', 'd\.bias'; it leaves out 'a\.weight'"):
+        fabric.load(tmp_path / "a.ckpt", state, strict=False)
+    assert torch.equal(third["b"].weight, net["b"].weight)
+    assert set(optimizer.state) == set(third["b"].parameters())

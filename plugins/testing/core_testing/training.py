@@ -204,8 +204,12 @@ def assert_close_losses(run: TrainingRecord, expected: TrainingRecord, tolerance
     assert len(run.losses) == len(expected.losses), "number of batches"
     # Relative to the largest loss, not to each: near zero, rounding alone is a large part of a value.
     scale = max(map(abs, expected.losses))
-    for step, (loss, wanted) in enumerate(zip(run.losses, expected.losses, strict=True)):
-        assert abs(loss - wanted) <= tolerance * scale, f"loss of step {step}: {loss}, expected {wanted}"
+    distances = [abs(loss - wanted) for loss, wanted in zip(run.losses, expected.losses, strict=True)]
+    for step, distance in enumerate(distances):
+        assert distance <= tolerance * scale, (
+            f"loss of step {step}: {run.losses[step]}, expected {expected.losses[step]}; in all steps "
+            f"{_as_part(max(distances), scale)} of the largest loss at most, where {tolerance:g} is allowed"
+        )
     assert run.learning_rates == expected.learning_rates
 
 
@@ -215,7 +219,14 @@ def assert_equal_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], 
     scale = max((float(value.abs().max()) for value in expected.values() if value.is_floating_point()), default=1.0)
     for name, wanted in expected.items():
         distance = float((found[name].double() - wanted.double()).abs().max()) if wanted.numel() else 0.0
-        assert distance <= tolerance * scale, f"{name} is off by {distance:g}, where {tolerance * scale:g} is allowed"
+        assert distance <= tolerance * scale, (
+            f"{name} is off by {distance:g}: {_as_part(distance, scale)} of the largest value, "
+            f"where {tolerance:g} is allowed"
+        )
+
+
+def _as_part(distance: float, scale: float) -> str:
+    return f"{distance / scale:.3g}" if scale else "inf"
 
 
 def whole(value: Any, strategy: Strategy) -> Tensor:

@@ -102,9 +102,10 @@ def test_says_what_it_has_written_and_what_to_do_next(core_cli):
     assert "core-acme-fast: 14 files" in done.stdout
     assert "  core_acme_fast/logger.py" in done.stdout
     written = core_cli.working / "core-acme-fast"
-    steps = [line.strip() for line in done.stdout.partition("Next:")[2].splitlines() if line]
-    check = "core check acme_fast --kind logger"
-    assert steps == ["cd core-acme-fast", "python -m pip install -c constraints.txt -e '.[dev]'", check]
+    first, *steps = [line.strip() for line in done.stdout.partition("Next, ")[2].splitlines() if line]
+    assert "`python plugins/wheels.py dist`" in first
+    install = ["cp ../core/dist/constraints.txt .", "python -m pip install -c constraints.txt -e '.[dev]'"]
+    assert steps == ["cd core-acme-fast", *install, "core check acme_fast --kind logger"]
     readme = (written / "README.md").read_text().replace('"', "'")
     assert all(f"$ {step}\n" in readme for step in steps[1:]), "its README says the same"
     project = tomllib.loads((written / "pyproject.toml").read_text())["project"]

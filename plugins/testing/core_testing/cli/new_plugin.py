@@ -155,10 +155,14 @@ def new_plugin(name: str, kind: str, wraps: bool, directory: Path | None) -> Non
     say(f"{target}: {len(written)} files")
     for path in written:
         say(f"  {path}")
-    install = "python -m pip install -c constraints.txt -e '.[dev]'"
     say("")
-    say("Next:")
-    for step in (f"cd {shlex.quote(str(target))}", install, f"core check {alias}{values['kind_option']}"):
+    say("Next, where ../core is a checkout of core in which `python plugins/wheels.py dist` has run:")
+    for step in (
+        f"cd {shlex.quote(str(target))}",
+        "cp ../core/dist/constraints.txt .",
+        "python -m pip install -c constraints.txt -e '.[dev]'",
+        f"core check {alias}{values['kind_option']}",
+    ):
         say(f"  {step}")
 
 

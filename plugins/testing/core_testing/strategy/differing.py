@@ -104,8 +104,8 @@ class DifferingTests(StrategySuite):
             missing = (weights - end).abs().max().item() / a_step
             assert missing <= self.differs.steps_outstanding + self.tolerance * _NUM_STEPS, (
                 f"after {_NUM_STEPS} steps with the same gradients, rank {rank} lacks those of {missing:.3g} steps, "
-                f"and {self.differs.steps_outstanding:g} are declared: is what compression leaves out added to the "
-                "next gradient?"
+                f"and {self.differs.steps_outstanding:g} are declared: the rest of a compression, or a rank, "
+                "is left out, or steps go further than those of one device"
             )
 
     def test_ranks_agree_in_time(self) -> None:

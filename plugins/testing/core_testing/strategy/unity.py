@@ -31,7 +31,7 @@ class UnityTests(StrategySuite):
         assert sorted(first) == ["after a checkpoint", "in validation", "when training ends"]
         for rank, outputs in enumerate(others, start=1):
             for moment, output in outputs.items():
-                message = f"rank {rank} and rank 0 have different models {moment}: override synchronize_model()"
+                message = f"rank {rank} and rank 0 have different models {moment}: synchronize_model() has to make one"
                 torch.testing.assert_close(output, first[moment], msg=message)
 
 

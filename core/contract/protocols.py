@@ -73,8 +73,8 @@ class KeepsRankState(Protocol):
 
     A strategy that has both methods keeps rank state. Every checkpoint with an optimizer in it holds that of all ranks,
     with the Trainer and with `fabric.save`, and a run that goes on in as many processes gets it back, each rank its
-    own. In another number of processes it begins anew, and a warning says so. What all ranks have in common, such as
-    weights that `synchronize_model` has brought together, isn't part of it.
+    own. In another number of processes it begins anew, and a warning says so. State that all ranks share, such as an
+    outer optimizer's, may be rank 0's alone, and is broadcast while it loads. Weights and moments aren't part of it.
     """
 
     def rank_state_dict(self) -> dict[str, Any] | None:

@@ -144,6 +144,31 @@ def test_comes_close_to_one_device_on_a_convex_problem() -> None:
         assert (seen[-1] - expected).abs().max() < 0.03
 
 
+def train_clipped(rank: Any, max_norm: float, num_steps: int) -> list[Tensor]:
+    fabric = rank.fabric()
+    module = network()
+    model, optimizer = fabric.setup(module, plain_sgd(module))
+    seen = []
+    for step in range(num_steps):
+        inputs, targets = batch(step, fabric.global_rank)
+        optimizer.zero_grad()
+        fabric.backward((model(inputs) - targets).square().mean())
+        fabric.clip_gradients(model, optimizer, max_norm=max_norm)
+        optimizer.step()
+        seen.append(weights(model))
+    return seen
+
+
+def test_ranks_go_apart_by_no_more_than_their_steps() -> None:
+    """After k steps of SGD alone, each of a norm of at most lr * max_norm, ranks are 2 k of these apart at most."""
+    lr, max_norm, period = 0.05, 0.5, 3
+    first, second = backend(period=period).run(train_clipped, max_norm, 9)
+    for step, (one, other) in enumerate(zip(first, second, strict=True), start=1):
+        distance, alone = (one - other).norm(), step % period
+        assert distance <= 2 * alone * lr * max_norm + 1e-12
+        assert bool(distance > 0) == bool(alone)
+
+
 def test_counts_what_it_sends() -> None:
     """One message of the model's size a round: a tenth of what an exchange in every step sends."""
     size = weights(network()).nbytes

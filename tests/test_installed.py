@@ -45,7 +45,7 @@ def test_the_name_comes_from_one_place():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     own = [line for lines in project["optional-dependencies"].values() for line in lines if line.startswith("core")]
     assert {project["name"], *(Requirement(line).name for line in own)} == {DISTRIBUTION}
-    assert project["import-names"] == ["core"]
+    assert project["import-names"] == ["core", "core_training"]
 
 
 @pytest.mark.parametrize("name", PLUGINS)

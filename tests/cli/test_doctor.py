@@ -192,7 +192,7 @@ def test_a_distribution_that_has_overwritten_this_core(tmp_path, is_removed):
     ("file", "statement"),
     [
         ("core/__init__.py", "from core import Trainer"),
-        ("core/__init__.py", "from core.cli import main"),  # as the command `core` begins
+        ("core/__init__.py", "from core.strategies import SingleDeviceStrategy"),
         ("core.py", "from core.callbacks import Callback"),
     ],
 )
@@ -204,3 +204,37 @@ def test_the_page_on_plugins_has_the_errors_of_another_core(tmp_path, file, stat
     last = done.stderr.splitlines()[-1].replace(str(tmp_path), "/home/ada")
     page = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
     assert f"\n{last}\n" in page
+
+
+@pytest.mark.parametrize("brought_by", ["another", "what brought it"])
+def test_the_command_where_another_core_comes_first(tmp_path, brought_by):
+    """It begins outside the package that is hidden."""
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "__init__.py").touch()
+    if brought_by == "another":
+        (make_distribution(tmp_path, "another", "9.9") / "RECORD").write_text("core/__init__.py,,\n")
+    done = run_command(tmp_path)
+    assert done.stderr == (
+        f"{tmp_path}/core/__init__.py hides core-training's package `core`. "
+        f"Rename it, take its folder off sys.path, or uninstall {brought_by}.\n"
+    )
+
+
+def test_the_command_where_another_core_has_overwritten_this_one(tmp_path):
+    """A `core.cli` of the other one isn't run."""
+    (tmp_path / "core").mkdir()
+    root = Path(core.__file__).parents[1]
+    for name in ("core_training.py", "core/_version.py", "core/namesakes.py"):
+        (tmp_path / name).symlink_to(root / name)
+    (tmp_path / "core" / "__init__.py").touch()
+    (tmp_path / "core" / "cli.py").write_text("main = lambda: print('of the other one')")
+    (make_distribution(tmp_path, "another", "9.9") / "RECORD").write_text("core/__init__.py,,\n")
+    done = run_command(tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is not core-training's: another 9.9 has overwritten or removed it." in done.stderr
+
+
+def run_command(folder):
+    """The command as its script begins, with a folder before the others on the path."""
+    program = "from core_training import main; main()"
+    return subprocess.run([sys.executable, "-c", program, "doctor"], cwd=folder, capture_output=True, text=True)

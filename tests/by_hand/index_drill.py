@@ -95,6 +95,9 @@ class Drill:
     def make_wheel(self, name: str, version: str, dependencies: str, into: Path) -> None:
         source = self.folder / f"source-{name}-{version}"
         source.mkdir()
+        if name == "core":  # the others bring no file
+            (source / "core").mkdir()
+            (source / "core" / "__init__.py").touch()
         (source / "pyproject.toml").write_text(SQUAT.format(name=name, version=version, dependencies=dependencies))
         self.step(
             f"build {name} {version}", sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", into, cwd=source
@@ -171,9 +174,16 @@ def use(drill: Drill, tool: str, url: str, squat: str) -> None:
     drill.step(f"{tool}: a squatter's 99.0 loses", *squatted, "-c", constraints, "core-training", "core-ddp")
     drill.step(f"{tool}: ... and ours is there", core, "list-strategies", expect="DDPStrategy core-ddp 0.1.0 ok")
     drill.step(f"{tool}: plugins", *install, *(f"core-{name}" for name in LIGHT), "core-testing")
-    for name in LIGHT if tool == "pip" else ():
+    for name in LIGHT if tool == "pip" else ("ddp", "finetuning", "report"):
         page = ROOT / "plugins" / name / "README.md"
-        drill.step(f"{tool}: program of core-{name}", python, first_program(page, drill.folder / f"{name}.py"))
+        drill.step(f"{tool}: program of core-{name}", python, first_program(page, drill.folder / f"of {name}.py"))
+    drill.step(f"{tool}: a foreign core", *squatted, "core")
+    overwritten = {"fails": True, "expect": "core 99.0 has overwritten"}
+    drill.step(f"{tool}: ... is named", core, "doctor", **overwritten)
+    drill.step(f"{tool}: ... by an import too", python, "-c", "import core.strategies", **overwritten)
+    drill.step(f"{tool}: ... is uninstalled", *remove, "core")
+    drill.step(f"{tool}: ... and ours comes back", *squatted, "-c", constraints, "core-training")
+    drill.step(f"{tool}: ... whole", core, "doctor", "--verify", release, expect=r"core-training ok its \d+ files")
     drill.step(f"{tool}: uninstall core-ddp", *remove, "core-ddp")
     drill.step(f"{tool}: ... is said", core, "explain", "--strategy", "ddp", fails=True, expect="pip install core-ddp")
     drill.step(f"{tool}: uninstall core-training", *remove, "core-training")

@@ -48,6 +48,8 @@ def explain(model: str | None, as_json: bool, options: Sequence[str], **argument
 
     OPTIONs are the strategy's own, which `core describe` lists. A VALUE is read as Python or JSON, and else is text.
     """
+    import torch  # noqa: F401  # first: the time limit for finding what is here isn't for this import
+
     from core.resolve import Decision, resolve
 
     name = arguments["strategy"]
@@ -67,9 +69,7 @@ def explain(model: str | None, as_json: bool, options: Sequence[str], **argument
     if isinstance(strategy, ExplainsLayout):
         decisions += [Decision(*row) for row in strategy.explain_layout(module)]
     elif options:
-        decisions.append(
-            Decision("layout", "not told", f"{type(strategy).__name__} is no core.contract.ExplainsLayout")
-        )
+        decisions.append(Decision("layout", "unknown", f"{type(strategy).__name__} is no core.contract.ExplainsLayout"))
     if as_json:
         say_json([decision._asdict() for decision in decisions])
     else:

@@ -1,5 +1,7 @@
 import json
 import re
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -163,4 +165,20 @@ def test_options_that_a_strategy_does_not_have(explain_told):
 def test_a_strategy_that_explains_nothing(core_cli):
     done = core_cli("explain", "--accelerator", "cpu", "--devices", "2", "--strategy", "ddp", "static_graph=True")
     assert done.returncode == 0, done.stderr
-    assert "layout not told DDPStrategy is no core.contract.ExplainsLayout" in " ".join(done.stdout.split())
+    assert "layout unknown DDPStrategy is no core.contract.ExplainsLayout" in " ".join(done.stdout.split())
+
+
+def test_the_time_limit_of_finding_devices_is_not_for_the_import_of_torch(tmp_path):
+    """From a cold disk that takes longer, and a torch that is imported in part can't be imported again."""
+    (tmp_path / "torch.py").touch()
+    program = """
+import sys
+import core.resolve
+from core.cli import main
+
+core.resolve.resolve = lambda **arguments: sys.exit("torch" in sys.modules and "imported before")
+sys.argv[1:] = ["explain"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == "imported before\n"

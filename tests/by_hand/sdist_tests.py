@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("plugins", nargs="*")
     parser.add_argument("--declared", action="store_true", help="in an environment each, with its extra `test`")
     parser.add_argument("--core", type=Path, metavar="WHEEL", help="in the place of the release's; with a new FOLDER")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     folder, release = arguments.folder.resolve(), arguments.release.resolve()
     failed = False
     for sdist in sorted(release.glob("index/core_*.tar.gz")):

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +24,12 @@ BOUNDS = {"int8-weight-only": 0.02, "int8-dynamic": 0.03, "float8-weight-only": 
 def quantization():
     """Imported in the process that runs these tests, and in no other that collects them."""
     return importlib.import_module("torchao.quantization")
+
+
+def test_torchao_may_be_compiled_by_its_import(quantization):
+    """As uv leaves it: the warnings of its source are no errors of these tests."""
+    path = Path(quantization.__file__).with_name("quant_api.py")
+    compile(path.read_text(encoding="utf-8"), str(path), "exec")
 
 
 class Net(Module):

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from core import __version__
 from core.cli.doctor import examine_release
+from core.registry import known_aliases
 from support.fake_distributions import make_distribution
 
 ROOT = Path(__file__).parents[1]
@@ -243,16 +244,24 @@ def test_an_environment_gets_new_wheels_where_a_file_of_theirs_has_changed(monke
 
 
 def imported(path):
-    """The first parts of the names that a file imports."""
+    """The first parts of the names that a file imports or skips without, and the package that gives core a name."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
-    return {name.partition(".")[0] for name in names}
+    sources = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    names += [node.module for node in sources]
+    used = [f"{node.module}.{alias.name}" for node in sources for alias in node.names]
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    used += [f"{node.value.id}.{node.attr}" for node in attributes]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.importorskip"]
+    names += [ast.literal_eval(node.args[0]) for node in calls]
+    given = [known_aliases("export").get(name.lower(), "") for name in used]
+    return {name.partition(".")[0].replace("-", "_") for name in [*names, *filter(None, given)]}
 
 
 BY_OTHER_NAMES = {"sklearn": "scikit_learn", "yaml": "pyyaml"}
 NOT_DECLARED = {
     "dp": {"sim_device"},  # of tests/downstream; without it they are skipped
+    "hpu": {"core_deepspeed"},  # for one test, which is skipped without it
     "lightning": {"lightning"},  # the name that core-lightning itself gives to programs
     "transformers": {"core_deepspeed", "tqdm"},  # for a table by hand, and of transformers' own
     "parallel": {"core_deepspeed", "diffusers", "timm", "torchvision"},  # for comparisons by hand, and what is skipped

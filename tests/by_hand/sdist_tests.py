@@ -37,7 +37,8 @@ def main() -> None:
         source = folder / sdist.name.removesuffix(".tar.gz")
         python = declared(source, release) if arguments.declared else shared(folder, release, arguments.core)
         command = [python, "-P", "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "tests"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        # uv compiles nothing, and without files for it each process would compile torch again.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
         done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True)
         (source / "output.txt").write_text(done.stdout + done.stderr)
         last = re.sub(r" in .*", "", done.stdout.strip().splitlines()[-1].strip("= "))

@@ -316,7 +316,7 @@ class Trainer(TrainerViews):
             dataloaders: one or several; if None, those of the data module or the module.
             datamodule: makes them.
             return_predictions: collect what `predict_step` returns; None is True. False saves the memory, for a
-                `BasePredictionWriter`.
+                `BasePredictionWriter` of core-predictions.
             ckpt_path: a checkpoint whose weights are to be used.
 
         Returns:

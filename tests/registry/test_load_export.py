@@ -46,6 +46,7 @@ def test_a_blocked_package_adds_none(site, manager, monkeypatch):
         ("core.callbacks.DeviceStatsMonitor", "core-monitors"),
         ("core.callbacks.LearningRateMonitor", "core-monitors"),
         ("core.callbacks.ThroughputMonitor", "core-monitors"),
+        ("core.callbacks.BasePredictionWriter", "core-predictions"),
         ("core.profilers.AdvancedProfiler", "core-profilers"),
         ("core.profilers.PyTorchProfiler", "core-profilers"),
         ("core.profilers.SimpleProfiler", "core-profilers"),

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from core.trainer.callbacks.early_stopping import EarlyStopping
     from core.trainer.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
     from core.trainer.callbacks.model_summary import ModelSummary
-    from core.trainer.callbacks.prediction_writer import BasePredictionWriter
     from core.trainer.callbacks.progress_bar.base import ProgressBar
     from core.trainer.callbacks.progress_bar.rich_progress_bar import RichProgressBar
     from core.trainer.callbacks.timer import Timer
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from core.trainer.hooks.state_keeper import StateKeeper
 
 __all__ = [
-    "BasePredictionWriter",
     "Callback",
     "EarlyStopping",
     "GradientAccumulationScheduler",

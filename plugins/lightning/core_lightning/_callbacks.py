@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from core import PathLike, Trainer
-from core.callbacks import BasePredictionWriter as CoreBasePredictionWriter
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core_lightning.overrides import RefusesOverrides
 from core_lightning.utilities import get_filesystem
+from core_predictions import BasePredictionWriter as CoreBasePredictionWriter
 
 _SAVING = (
     "_find_last_checkpoints _format_checkpoint_name _get_metric_interpolated_filepath_name _link_checkpoint "
@@ -147,7 +147,7 @@ class WriteInterval(StrEnum):
 
 
 class BasePredictionWriter(CoreBasePredictionWriter):
-    """See `core.callbacks.BasePredictionWriter`."""
+    """See `core_predictions.BasePredictionWriter`."""
 
     interval = property(lambda self: WriteInterval(self.write_interval), doc="The moment at which they are written.")
 

@@ -11,9 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from core import Callback, Trainer
-from core.callbacks import BasePredictionWriter, ModelSummary
+from core.callbacks import ModelSummary
 from core.checkpoint import collect_random_state
 from core.data import to_device
+from core_predictions import BasePredictionWriter
 
 _MAKES = "_get_iterator"
 """The method of torch's loaders that `iter` calls."""

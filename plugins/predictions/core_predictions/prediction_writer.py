@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
+from core.callbacks import Callback
 from core.contract import ConfigurationError
-from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import nn
 
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
 
 
 _INTERVALS = ("batch", "epoch", "batch_and_epoch")
@@ -54,7 +54,7 @@ class BasePredictionWriter(Callback):
 
     def write_on_batch_end(
         self,
-        trainer: TrainerViews,
+        trainer: Trainer,
         module: nn.Module,
         prediction: Any,
         batch_indices: Sequence[Any] | None,
@@ -78,7 +78,7 @@ class BasePredictionWriter(Callback):
 
     def write_on_epoch_end(
         self,
-        trainer: TrainerViews,
+        trainer: Trainer,
         module: nn.Module,
         predictions: Sequence[Sequence[Any]],
         batch_indices: Sequence[Sequence[Any]],
@@ -93,7 +93,7 @@ class BasePredictionWriter(Callback):
         """
         raise NotImplementedError
 
-    def on_predict_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Begin with nothing, and with loaders that know the indices of their batches."""
         loaders = trainer.loaders.predict
         loaders[:] = [replace(each, loader=_noted(each.loader)) for each in loaders]
@@ -102,7 +102,7 @@ class BasePredictionWriter(Callback):
 
     def on_predict_batch_end(
         self,
-        trainer: TrainerViews,
+        trainer: Trainer,
         module: nn.Module,
         outputs: Any,
         batch: Any,
@@ -117,7 +117,7 @@ class BasePredictionWriter(Callback):
             self._predictions[dataloader_idx].append(outputs)
             self._indices[dataloader_idx].append(indices)
 
-    def on_predict_epoch_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_predict_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Write what was kept."""
         if self.write_interval != "batch":
             self.write_on_epoch_end(trainer, module, self._predictions, self._indices)

@@ -1,11 +1,10 @@
 import pytest
 import torch
+from prediction_writers import Writer
 
 from core import ConfigurationError
 from core.callbacks import BasePredictionWriter
 from support.tiny import Tiny, loader, make_trainer
-from trainer.callbacks.ranks_program import make_trainer as make_parallel_trainer
-from trainer.callbacks.writers import Writer
 
 
 def files(folder):
@@ -49,7 +48,8 @@ def test_a_loader_without_indices(tmp_path):
 
 
 def test_every_rank_writes_its_share(tmp_path):
-    make_parallel_trainer(tmp_path, Writer(tmp_path, "batch")).predict(Predicting(), loader())
+    trainer = make_trainer(tmp_path, Writer(tmp_path, "batch"), strategy="ddp_fork", devices=2)
+    trainer.predict(Predicting(), loader())
     whole = torch.empty(8, 1)
     written = files(tmp_path)
     assert sorted(written) == ["0-0-rank0", "0-0-rank1", "0-1-rank0", "0-1-rank1"]

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from core.trainer.hparams.hyperparameters import HasHyperparameters
     from core.trainer.loops.fit_call import FitCall
     from core.trainer.module.module import Module
+    from core.trainer.settings.resume import Resume
     from core.trainer.settings.warn_at import warn_caller
     from core.trainer.stage_data.combined import CombinedLoader
     from core.trainer.stage_data.datamodule import DataModule
-    from core.trainer.state.resume import Resume
     from core.trainer.trainer import Trainer
 
 __all__ = [

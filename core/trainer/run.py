@@ -12,8 +12,8 @@ from torch import nn
 
 from core.contract import Capability
 from core.trainer.logging.logger_publisher import LoggerPublisher
+from core.trainer.settings.resume import Resume
 from core.trainer.signals.interruption import SignalGuard
-from core.trainer.state.resume import Resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from core.contract import ConfigurationError
 from core.trainer.progress import Progress
 from core.trainer.settings.options import TrainerOptions
+from core.trainer.settings.resume import Resume
 from core.trainer.settings.unknown_names import answer_attribute, answers_unknown
-from core.trainer.state.resume import Resume
 from core.trainer.views.trainer_views import TrainerViews
 
 # What only a trainer that is made, or that runs, needs is imported in its methods: a program that takes Trainer from

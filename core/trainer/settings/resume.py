@@ -14,17 +14,11 @@ if TYPE_CHECKING:
 
 PARTS = ("weights", "optimizers", "schedulers", "data", "step", "callbacks")
 _SECTIONS = {
-    "model": "weights",
-    "module_section": "weights",
-    "optimizers": "optimizers",
-    "precision": "optimizers",
-    "lr_schedulers": "schedulers",
-    "schedulers": "schedulers",
-    "loaders": "data",
-    "datamodule": "data",
-    "ranks": "data",
-    "progress": "step",
-    "callbacks": "callbacks",
+    **dict.fromkeys(("model", "module_section"), "weights"),
+    **dict.fromkeys(("optimizers", "precision"), "optimizers"),
+    **dict.fromkeys(("lr_schedulers", "schedulers"), "schedulers"),
+    **dict.fromkeys(("loaders", "datamodule", "ranks"), "data"),
+    **{"progress": "step", "callbacks": "callbacks"},
 }
 """The part to which each section of a checkpoint belongs."""
 
@@ -93,5 +87,5 @@ class Resume:
 
     def describe(self) -> str:
         """The parts that begin anew; empty if none does."""
-        anew = [part for part in PARTS if part not in self.parts]
-        return f"; {', '.join(anew)} begin{'s' if len(anew) == 1 else ''} anew" if anew else ""
+        others = ", ".join(part for part in PARTS if part not in self.parts)
+        return f"; anew: {others}" if others else ""

@@ -15,8 +15,8 @@ _FOUR_BITS = (
     "core has nothing of bitsandbytes: 'int4-weight-only' of core-torchao loads in 4 bits, to evaluate and predict."
 )
 _FLOAT8 = (
-    "Nothing here trains in 8 bits, as Transformer Engine does: 'bf16-mixed' trains in 16, and 'float8-weight-only' of "
-    "core-torchao evaluates and predicts in 8."
+    "core has nothing of Transformer Engine: 'fp8-mixed' of core-torchao trains with products of 8 bits, and "
+    "'float8-weight-only' evaluates and predicts with weights of 8."
 )
 _HALF = "Write '16-mixed', with weights in 32 bits, or '16-true'."
 _OWN_DEVICE = (
@@ -47,7 +47,7 @@ OTHER_NAMES: MappingProxyType[tuple[str, str], tuple[str, tuple[str, ...]]] = Ma
         **{("precision", name): (_HALF, ("16_mixed", "16_true")) for name in ("fp16", "float16", "half", "amp")},
         **{("precision", name): ("Write '32-true'.", ("32_true",)) for name in ("fp32", "float32")},
         **{
-            ("precision", name): (_FLOAT8, ("bf16_mixed", "float8_weight_only"))
+            ("precision", name): (_FLOAT8, ("fp8_mixed", "float8_weight_only"))
             for name in ("transformer_engine", "transformer_engine_float16", "float8", "fp8")
         },
         **{("precision", name): (_FOUR_BITS, ("int4_weight_only",)) for name in ("nf4", "nf4_dq", "fp4", "fp4_dq")},

@@ -203,13 +203,13 @@ def test_a_misspelt_well_known_alias_says_what_to_install(registry):
         ("precision", "int8", "Write 'int8-weight-only' or 'int8-dynamic', of core-torchao, to evaluate and predict"),
         ("precision", "int8-training", "'int8-weight-only-qat' of core-torchao trains for 8 bits"),
         ("precision", "fp4", "'int4-weight-only' of core-torchao loads in 4 bits"),
-        ("precision", "float8", "'float8-weight-only' of core-torchao evaluates and predicts in 8"),
+        ("precision", "float8", "'fp8-mixed' of core-torchao trains with products of 8 bits"),
         ("precision", "nf4", "'int4-weight-only' of core-torchao loads in 4 bits"),
         ("precision", "nf4-dq", "'int4-weight-only' of core-torchao loads in 4 bits"),
         ("precision", "fp16", "Write '16-mixed', with weights in 32 bits, or '16-true'"),
         ("precision", "float32", "Write '32-true'"),
         ("accelerator", "rocm", "Write 'cuda': torch calls AMD's GPUs so too"),
-        ("precision", "transformer-engine", "'bf16-mixed' trains in 16, and 'float8-weight-only' of core-torchao"),
+        ("precision", "transformer-engine", "'fp8-mixed' of core-torchao trains with products of 8 bits"),
     ],
 )
 def test_a_name_of_another_library_says_what_to_write(registry, kind, name, message):

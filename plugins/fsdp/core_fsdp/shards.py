@@ -45,6 +45,16 @@ def fill_from(whole: Tensor, target: Tensor) -> None:
             target.copy_(whole)
 
 
+def without_wrapper(value: Any) -> Any:
+    """A leaf as it is; a DTensor whose shard says how it is gathered (`fsdp_pre_all_gather`), over what that holds."""
+    local = value.to_local() if isinstance(value, DTensor) else None
+    if not hasattr(local, "fsdp_pre_all_gather"):
+        return value
+    (name, *_), _ = local.__tensor_flatten__()  # type: ignore[union-attr]  # torch's protocol of such tensors
+    held, mesh = getattr(local, name), value.device_mesh
+    return DTensor.from_local(held, mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride())
+
+
 def gather(value: Any, *, keep: bool) -> Any:
     """All ranks. A sharded tensor as a whole one on the CPU, where it is to be kept; anything else as it is.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from core_fsdp.shards import gather, shard_like
+from core_fsdp.shards import gather, shard_like, without_wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ def module_state(named: Mapping[str, Any], module: nn.Module, convert: Callable[
     state = OrderedDict[str, Any]()
     for (name, leaf), original in zip(named.items(), originals, strict=True):
         if id(original) not in converted:
-            converted[id(original)] = convert(leaf)
+            converted[id(original)] = convert(without_wrapper(leaf))
         state[name] = converted[id(original)]
     return _with_versions(state, named)
 

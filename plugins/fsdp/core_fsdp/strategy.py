@@ -30,7 +30,7 @@ from core_fsdp import state as states
 from core_fsdp.first_draws import Lacking, refuse_lacking
 from core_fsdp.initialization import InitialWeights
 from core_fsdp.left_out import LeftOutOfUnits
-from core_fsdp.precision import DTYPES, ShardedMixedPrecision
+from core_fsdp.precision import DTYPES, SetsPolicy, ShardedMixedPrecision
 from core_fsdp.same_batches import EVERY
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class FSDPStrategy(ParallelStrategy):
     Parameters become DTensors in place: names and shapes stay, and the user's module is the wrapped one.
     """
 
+    takes_policies = True
+    """Parameters are gathered as a precision says that has a `policy`, see `SetsPolicy`."""
     data_axes: tuple[str, ...] = ("data_parallel",)
     """Names of the axes of `device_mesh` over which the data is split: replicas (if there are any), then shards."""
 
@@ -149,7 +151,7 @@ class FSDPStrategy(ParallelStrategy):
         """
         super().check()
         self.mesh_shape()
-        if self.mixed_precision is not None and isinstance(self.precision_plugin, ShardedMixedPrecision):
+        if self.mixed_precision is not None and isinstance(self.precision_plugin, SetsPolicy):
             raise ConfigurationError(
                 f"mixed_precision and precision={self.precision_plugin.name!r} both say in which formats to compute. "
                 "Keep one: precision= is autocast with sharded parameters, mixed_precision= casts module by module."
@@ -254,6 +256,8 @@ class FSDPStrategy(ParallelStrategy):
         weights = InitialWeights(module, self, synchronizes=self.sync_module_states)
         self.model = self.precision_plugin.convert_module(module)
         self._replaced.remember(module)
+        if isinstance(self.precision_plugin, SetsPolicy):
+            self.precision_plugin.wrap_weights(module, self.sharding_mesh)
         self._checkpoint_activations(module)
         self.configure_sharding(module)
         wrapping.check_formats(module)
@@ -285,7 +289,7 @@ class FSDPStrategy(ParallelStrategy):
         if self.mixed_precision is not None:
             return self.mixed_precision
         own = self.precision_plugin
-        return own.policy if isinstance(own, ShardedMixedPrecision) else MixedPrecisionPolicy()
+        return own.policy if isinstance(own, SetsPolicy) else MixedPrecisionPolicy()
 
     def _offload(self) -> OffloadPolicy:
         return CPUOffloadPolicy(pin_memory=self.root_device.type == "cuda") if self.cpu_offload else OffloadPolicy()

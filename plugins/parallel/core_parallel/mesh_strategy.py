@@ -172,6 +172,11 @@ class MeshStrategy(FSDPStrategy):
         """The precision of `FSDPStrategy` where parameters are sharded, else every strategy's."""
         return super().configure_precision(name) if self._given["shard"] != 1 else None
 
+    @property
+    def takes_policies(self) -> bool:  # type: ignore[override]  # it depends on the sizes
+        """True if layers are called as a whole, with weights of their own, which may be gathered for it."""
+        return all(self._given[name] == 1 for name in ("pipeline", "context", "tensor", "expert"))
+
     def check(self) -> None:
         """Refuse sizes that don't multiply to the number of processes, and what isn't there yet.
 

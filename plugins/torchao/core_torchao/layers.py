@@ -1,4 +1,4 @@
-"""Linear layers that compute with quantized weights, as torchao quantizes them."""
+"""Linear layers that compute with quantized weights, or in 8-bit floats, as torchao does."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from torch.nn.functional import linear
 from core_torchao import library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Forward = Callable[[Tensor], Tensor]
+    from types import TracebackType
 
 
 class QuantizedLayer:
@@ -59,6 +57,54 @@ class RoundedLayer:
         layer = _alive(self._layer)
         inputs = inputs if self._inputs is None else self._inputs(inputs)
         return linear(inputs, self._weight(layer.weight), layer.bias)
+
+
+class Float8Layer:
+    """The forward of a linear layer whose products, of forward and backward, are of 8-bit floats.
+
+    Args:
+        layer: whose weight it is.
+        products: a Float8Linear of torchao, which says how they are scaled and computed.
+    """
+
+    def __init__(self, layer: nn.Linear, products: Any) -> None:
+        self._layer, self.products = weakref.ref(layer), products
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The layer's output; under autocast in its format, which torchao's own forward looks up on GPUs only."""
+        from torchao.float8.float8_linear import matmul_with_hp_or_float8_args as multiply
+
+        layer, device_type = _alive(self._layer), inputs.device.type
+        if torch.is_autocast_enabled(device_type):
+            inputs = inputs.to(torch.get_autocast_dtype(device_type))
+        products = self.products
+        output: Tensor = multiply.apply(inputs, layer.weight.t(), products.linear_mm_config, products.config)
+        return output if layer.bias is None else output + layer.bias.to(output.dtype)
+
+
+class SwappedForwards:
+    """A context that gives layers another forward. May be entered inside itself.
+
+    Args:
+        forwards: of each layer.
+    """
+
+    def __init__(self, forwards: weakref.WeakKeyDictionary[nn.Linear, Any]) -> None:
+        self._forwards, self._depth = forwards, 0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            for layer, forward in self._forwards.items():
+                layer.__dict__["forward"] = forward
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            for layer in self._forwards:
+                layer.__dict__.pop("forward", None)
 
 
 def _quantized(layer: nn.Linear, config: Any) -> nn.Linear:

@@ -10,11 +10,10 @@ from torch import nn
 
 from core import Capability, ConfigurationError, Precision, Strategy
 from core_torchao import library
-from core_torchao.layers import QuantizedLayer, RoundedLayer
+from core_torchao.layers import QuantizedLayer, RoundedLayer, SwappedForwards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from torch import Tensor
 
@@ -51,13 +50,18 @@ class TorchAOPrecision(Precision):
             )
         self.name = name or type(config).__name__
         self._config, self._filter = config, filter_fn
+        self._begin()
+
+    def _begin(self) -> None:
         self._layers: weakref.WeakKeyDictionary[nn.Linear, Any] = weakref.WeakKeyDictionary()
+        self._forwards = SwappedForwards(self._layers)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_layers": None}  # a process that is made has layers of its own
+        return {**self.__dict__, "_layers": None, "_forwards": None}  # a process that is made has layers of its own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _layers=weakref.WeakKeyDictionary())
+        self.__dict__.update(state)
+        self._begin()
 
     def connect(self, strategy: Any) -> None:
         """Refuse strategies that have the weights in a form of their own.
@@ -93,9 +97,9 @@ class TorchAOPrecision(Precision):
             self._check_products(device)
         return module
 
-    def forward_context(self, device_type: str) -> QuantizedForward:
-        """A context in which the layers compute with quantized weights."""
-        return QuantizedForward(self._layers)
+    def forward_context(self, device_type: str) -> SwappedForwards:
+        """A context in which the layers compute with quantized weights; the same for all stages."""
+        return self._forwards
 
     def _takes(self, name: str, layer: nn.Module) -> bool:
         return isinstance(layer, nn.Linear) and (self._filter is None or self._filter(layer, name))
@@ -147,24 +151,3 @@ class QATPrecision(TorchAOPrecision):
 
     trains = True
     _forward = RoundedLayer
-
-
-class QuantizedForward:
-    """Gives layers another forward while it is entered. May be entered inside itself."""
-
-    def __init__(self, forwards: weakref.WeakKeyDictionary[nn.Linear, Any]) -> None:
-        self._forwards, self._depth = forwards, 0
-
-    def __enter__(self) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            for layer, forward in self._forwards.items():
-                layer.__dict__["forward"] = forward
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            for layer in self._forwards:
-                layer.__dict__.pop("forward", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from core_torchao import library
+from core_torchao.float8 import Float8Precision
 from core_torchao.precision import QATPrecision, TorchAOPrecision
 
 _GROUP_SIZE = 32
@@ -49,3 +50,13 @@ def int4_weight_only_qat() -> QATPrecision:
     granularity = quantization.PerGroup(_GROUP_SIZE)
     config = quantization.IntxWeightOnlyConfig(weight_dtype=_INT4, granularity=granularity)
     return QATPrecision(config, name="int4-weight-only-qat")
+
+
+def fp8_mixed() -> Float8Precision:
+    """`fp8-mixed`: linear layers multiply 8-bit floats, with a scale for each tensor; all else as in `bf16-mixed`."""
+    return Float8Precision("tensorwise", name="fp8-mixed")
+
+
+def fp8_mixed_rowwise() -> Float8Precision:
+    """`fp8-mixed-rowwise`: likewise, with a scale for each row, which is slower and more exact."""
+    return Float8Precision("rowwise", name="fp8-mixed-rowwise")

@@ -139,7 +139,7 @@ class Float8Precision(MixedPrecision):
         return module
 
     def wrap_weights(self, module: nn.Module, mesh: DeviceMesh) -> None:
-        """All ranks, before sharding. Wrap weights of one scale so that 8 bits of them are gathered; see `SetsPolicy`."""
+        """All ranks, before sharding. Wrap weights of one scale, so that 8 bits of them are gathered."""
         from torchao.float8 import ScalingGranularity, ScalingType
         from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor as Gathered
 

@@ -79,7 +79,8 @@ class Float8Layer:
             inputs = inputs.to(torch.get_autocast_dtype(device_type))
         products = self.products
         output: Tensor = multiply.apply(inputs, layer.weight.t(), products.linear_mm_config, products.config)
-        return output if layer.bias is None else output + layer.bias.to(output.dtype)
+        bias: Tensor | None = layer.bias
+        return output if bias is None else output + bias.to(output.dtype)
 
 
 class SwappedForwards:

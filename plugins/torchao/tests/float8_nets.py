@@ -14,7 +14,7 @@ def stack():
 
 
 class Net(Module):
-    """Built on meta where a strategy wants it; one layer's parts are blocks, which `fsdp` gathers by themselves."""
+    """Two blocks, which `fsdp` gathers by themselves, and a layer that doesn't fit."""
 
     def __init__(self):
         super().__init__()
@@ -25,12 +25,13 @@ class Net(Module):
         if self.blocks is None:
             torch.manual_seed(0)
             self.blocks = nn.Sequential(
-                *(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in range(2)), nn.Linear(32, 4)
+                *(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in range(2))
             )
+            self.head = nn.Linear(32, 4)
 
     def training_step(self, batch):
         inputs = batch[0][0]
-        loss = nn.functional.mse_loss(self.blocks(inputs).float(), inputs[:, :4] * 2)
+        loss = nn.functional.mse_loss(self.head(self.blocks(inputs)).float(), inputs[:, :4] * 2)
         self.losses.append(loss.item())
         return loss
 
@@ -48,6 +49,7 @@ class Net(Module):
             "weights": {name: value.clone() for name, value in whole.items()},
             "gathered": kind(weight),
             "stored": {kind(value) for value in stored.values()},
+            "states": {value.dtype for value in self.trainer.optimizers[0].state[weight].values() if value.ndim},
         }
 
 
@@ -62,9 +64,9 @@ def loader(num_batches=16):
     return DataLoader(TensorDataset(data), batch_size=1)
 
 
-def fit(rank, precision, num_steps, save=None, ckpt_path=None):
+def fit(rank, precision, num_steps, save=None, ckpt_path=None, num_shares=None):
     """Train for some steps. Returns the losses, and what `Net.on_train_end` has found."""
-    window = 2 // rank.backend.num_processes
+    window = max(1, 2 // (num_shares or rank.backend.num_processes))
     trainer = rank.trainer(precision=precision, max_steps=num_steps, accumulate_grad_batches=window)
     module = Net()
     trainer.fit(module, loader(), ckpt_path=ckpt_path)

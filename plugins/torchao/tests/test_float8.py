@@ -1,6 +1,7 @@
 """Linear layers that compute in 8-bit floats: torchao's numbers, under each strategy, and refusals."""
 
 import copy
+import functools
 import importlib
 import pickle
 from dataclasses import replace
@@ -11,7 +12,7 @@ from float8_nets import fit, stack, steps
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from core import ConfigurationError, Fabric, Strategy, Trainer
+from core import CheckpointError, ConfigurationError, Fabric, Strategy, Trainer
 from core_testing.ranks import Backend
 from core_torchao import Float8Precision, fp8_mixed
 
@@ -255,3 +256,84 @@ def moved_apart(one, other):
     """The largest distance of two weights, relative to the largest value."""
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max() / other[name].abs().max()) for name in other)
+
+
+def strategy_of(options):
+    if "parallelize" in options:
+        return importlib.import_module("core_fsdp").ModelParallelStrategy(parallelize_fn=cut)
+    return importlib.import_module("core_fsdp").FSDPStrategy(**options)
+
+
+def cut(module, mesh):
+    parallel = importlib.import_module("torch.distributed.tensor.parallel")
+    plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+    for block in module.blocks:
+        parallel.parallelize_module(block, mesh["tensor_parallel"], plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "gathered", "num_processes", "tolerance"),
+    [
+        ({"activation_checkpointing": True, "cpu_offload": True}, "WeightWithDynamicFloat8CastTensor", 2, 0),
+        ({"sharding_strategy": "NO_SHARD"}, "WeightWithDynamicFloat8CastTensor", 2, 0),
+        # Sums of halves are rounded otherwise, as under bf16-mixed, by 0.016 there.
+        ({"parallelize": True}, "Tensor", 2, 0.05),
+        # Rows that don't divide evenly are gathered in bfloat16.
+        ({}, "Tensor", 3, None),
+    ],
+)
+def test_options_of_shards(options, gathered, num_processes, tolerance):
+    shards = Backend(functools.partial(strategy_of, options), num_processes=num_processes)
+    num_shares = 1 if "parallelize" in options else num_processes
+    found = shards.run(fit, "fp8-mixed", 4, None, None, num_shares)[0]
+    assert found["gathered"] == gathered
+    if tolerance is not None:
+        expected = Backend(lambda: "single_device").run(fit, "fp8-mixed", 4)[0]
+        assert moved_apart(found["weights"], expected["weights"]) <= tolerance
+
+
+def built_on_meta(rank):
+    fabric = rank.fabric(precision="fp8-mixed")
+    outputs = []
+    for is_empty in (False, True):
+        torch.manual_seed(0)
+        with fabric.init_module(empty_init=is_empty):
+            module = stack()
+        outputs.append(fabric.setup_module(module)(torch.ones(4, 32)).float().detach())
+    return outputs
+
+
+@pytest.mark.slow
+def test_built_on_meta_it_has_the_same_weights():
+    for outputs in Backend(lambda: "fsdp", num_processes=2).run(built_on_meta):
+        assert torch.equal(*outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_states_of_an_optimizer_have_the_format_of_the_parameters(tmp_path, strategy):
+    ranks = Backend(lambda: strategy, num_processes=2)
+    whole = ranks.run(fit, "bf16-true", 4)[0]
+    assert whole["states"] == {torch.bfloat16}
+    ranks.run(fit, "bf16-true", 2, tmp_path / "half.ckpt")
+    resumed = ranks.run(fit, "bf16-true", 4, None, tmp_path / "half.ckpt")[0]
+    assert moved_apart(resumed["weights"], whole["weights"]) == 0
+    assert resumed["states"] == {torch.bfloat16}
+
+
+def test_states_in_8_bits_are_in_no_checkpoint(tmp_path, monkeypatch):
+    class Large(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+    monkeypatch.setattr(torch, "compile", lambda function, **unused: function)
+    module = Large()
+    fabric = Fabric(accelerator="cpu", devices=1)
+    optimizer = importlib.import_module("torchao.optim").AdamW8bit(module.parameters())
+    _, wrapped = fabric.setup(module, optimizer)
+    fabric.backward(module.layer(torch.ones(2, 64)).sum())
+    wrapped.step()
+    with pytest.raises(CheckpointError, match="OptimState8bit, which a checkpoint can't hold"):
+        fabric.save(tmp_path / "a.ckpt", {"optimizer": wrapped})

@@ -234,6 +234,7 @@ class Trainer(TrainerViews):
         val_dataloaders: object = None,
         datamodule: DataModule | None = None,
         ckpt_path: PathLike | None = None,
+        *,
         resume: str | Collection[str] | Resume = "all",
     ) -> None:
         """Train, and validate in between.

@@ -137,7 +137,7 @@ class Trainer(TrainerAttributes):
 
     # The order of arguments, and the checkpoint that is meant, are Lightning's.
 
-    def fit(
+    def fit(  # type: ignore[override]  # Lightning takes a whole checkpoint
         self,
         model: nn.Module,
         train_dataloaders: Any = None,

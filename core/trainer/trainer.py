@@ -75,6 +75,7 @@ class Trainer(TrainerViews):
         num_sanity_val_steps: int | None = None,
         log_every_n_steps: int | None = None,
         enable_checkpointing: bool | None = None,
+        save_only: Literal["all", "trainable"] = "all",
         enable_progress_bar: bool | None = None,
         enable_model_summary: bool | None = None,
         accumulate_grad_batches: int = 1,
@@ -133,6 +134,7 @@ class Trainer(TrainerViews):
                 there were fewer. None is 50.
             enable_checkpointing: save a checkpoint at the end of every epoch, and keep the newest; or what a
                 ModelCheckpoint in `callbacks` says. None is yes, as for the next two, unless `barebones`.
+            save_only: `"trainable"` leaves frozen parameters out of checkpoints: the program has them from elsewhere.
             enable_progress_bar: show a progress bar on rank 0.
             enable_model_summary: print a table of the model on rank 0 when fit begins.
             accumulate_grad_batches: batches whose gradients are averaged for one optimizer step.

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from core.trainer.callbacks.checkpoints.model_checkpoint import ModelCheckpoint
     from core.trainer.callbacks.checkpoints.on_exception_checkpoint import OnExceptionCheckpoint
     from core.trainer.callbacks.early_stopping import EarlyStopping
-    from core.trainer.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
     from core.trainer.callbacks.model_summary import ModelSummary
     from core.trainer.callbacks.progress_bar.base import ProgressBar
     from core.trainer.callbacks.progress_bar.rich_progress_bar import RichProgressBar
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Callback",
     "EarlyStopping",
-    "GradientAccumulationScheduler",
     "LambdaCallback",
     "ModelCheckpoint",
     "ModelSummary",

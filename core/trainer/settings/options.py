@@ -56,6 +56,7 @@ class TrainerOptions:
     use_distributed_sampler: bool
     seed_samples: bool
     keep_on_device: bool
+    save_only: Literal["all", "trainable"]
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TrainerOptions:
@@ -91,6 +92,8 @@ class TrainerOptions:
         for name in (*limits, "overfit_batches", "val_check_interval"):
             check_amount(name, getattr(self, name))
         self._check_validation()
+        if self.save_only not in ("all", "trainable"):
+            raise ConfigurationError(f"save_only={self.save_only!r}: expected 'all' or 'trainable'.")
 
     def _check_global_batch(self) -> None:
         if self.global_batch_size is None:

@@ -25,6 +25,7 @@ from core.trainer.settings.warn_at import warn_caller
 from core.trainer.state import sections
 from core.trainer.state.finished_fit import position_of, share_of
 from core.trainer.state.finished_run import check_limits
+from core.trainer.state.trainable import check_trained, trained_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,14 +50,17 @@ def save(run: Run, path: PathLike, *, weights_only: bool = False, finished: Fini
     module_section: dict[str, object] = {}
     if (hook := override_of(run.module, "on_save_checkpoint")) is not None:
         hook(module_section)
+    is_whole = run.options.save_only == "all"
+    form = {"version": FORMAT_VERSION, "core": CORE_VERSION, "world_size": strategy.world_size}
     state = {
-        "format": {"version": FORMAT_VERSION, "core": CORE_VERSION, "world_size": strategy.world_size},
-        "model": run.module,
+        "format": form if is_whole else {**form, "save_only": run.options.save_only},
+        "model": run.module if is_whole else trained_state(run),
         "module_section": UserData(module_section),
         **hyperparameters.to_checkpoint(run.module),
     }
     if not weights_only:
-        state |= _training_state(run, position_of(run) if finished is None else finished.position)
+        position = position_of(run) if finished is None else finished.position
+        state |= {**_training_state(run, position), "model": state["model"]}
     save_checkpoint(run.session, path, state, kept=None if finished is None else finished.rank_state)
 
 
@@ -106,6 +110,9 @@ def load(run: Run, path: PathLike) -> None:
     for name, part in parts.items():
         # The weights may be of another module; everything else has to be there.
         strict = resume.strict and (name != "model" or getattr(run.module, "strict_loading", True))
+        if name == "model" and strict and "save_only" in saved["format"]:
+            check_trained(run, rest[name], path)
+            strict = False
         with sections.restoring(name, path):
             sections.check_like(part, rest.get(name), name, path)
             if name == "model" and not resume.strict:

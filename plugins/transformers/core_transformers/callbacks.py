@@ -32,7 +32,10 @@ class _KeepsConfig(Callback):
 
 
 class LoadPretrained(_KeepsConfig):
-    """Fills the model from a folder when `fit` begins. A run that goes on has its weights from its checkpoint."""
+    """Fills the model from a folder when `fit` begins.
+
+    A run that goes on has its weights from its checkpoint; with `Trainer(save_only="trainable")` those that train.
+    """
 
     def __init__(self, folder: str | Path, *, strict: bool = True, adapters: str | Path | None = None) -> None:
         """Create the callback.
@@ -47,7 +50,7 @@ class LoadPretrained(_KeepsConfig):
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks."""
         super().on_fit_start(trainer, module)
-        if trainer.ckpt_path is None:
+        if trainer.ckpt_path is None or trainer.options.save_only == "trainable":
             load_pretrained(trainer, module, self.folder, strict=self.strict, adapters=self.adapters)
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from core import CheckpointError, ConfigurationError, Fabric
+from core.checkpoint import load_checkpoint
 from core.trainer import Resume
 from support.tiny import Tiny, loader, make_trainer
 
@@ -212,3 +213,29 @@ def test_fabric_loads_renamed_and_changed_parameters(tmp_path):
         fabric.load(tmp_path / "a.ckpt", state, strict=False)
     assert torch.equal(third["b"].weight, net["b"].weight)
     assert set(optimizer.state) == set(third["b"].parameters())
+
+
+class Adapted(Net):
+    """The first layer is frozen, with values that the program brings."""
+
+    def __init__(self, value=1.0):
+        super().__init__()
+        self.first.requires_grad_(False)
+        torch.nn.init.constant_(self.first.weight, value)
+
+
+def test_frozen_parameters_may_stay_out_of_checkpoints(saved, tmp_path):
+    path = tmp_path / "trained.ckpt"
+    whole, module, rest = Adapted(), Adapted(), Adapted()
+    make_trainer(tmp_path, max_steps=9, limit_val_batches=0).fit(whole, loader())
+    trainer = make_trainer(tmp_path, max_steps=5, limit_val_batches=0, save_only="trainable")
+    trainer.fit(module, loader())
+    trainer.save_checkpoint(path)
+    assert load_checkpoint(path)["model"].keys() == {"last.weight", "last.bias"}
+    go_on(path, rest, "all", max_steps=9)
+    assert is_alike(rest.state_dict(), whole.state_dict())
+    trainer.test(Adapted(), loader(), ckpt_path=path, verbose=False)
+    with pytest.raises(CheckpointError, match=r"lacks 'first\.weight', which isn't frozen here"):
+        go_on(path, Net(), "all")
+    with pytest.raises(ConfigurationError, match="expected 'all' or 'trainable'"):
+        make_trainer(tmp_path, save_only="trained")

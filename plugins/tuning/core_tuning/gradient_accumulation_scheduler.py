@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from core.contract import Capability, ConfigurationError, UnsupportedError
-from core.trainer.callbacks.arguments import check_int
-from core.trainer.hooks.callback import Callback
+from core import Callback, Capability, ConfigurationError, UnsupportedError
+from core.callbacks import check_int
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
 
 _NAME = "GradientAccumulationScheduler"
 
@@ -41,7 +40,7 @@ class GradientAccumulationScheduler(Callback):
         """Batches that make a step in an epoch."""
         return self.scheduling[max(begin for begin in self.scheduling if begin <= epoch)]
 
-    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse what can't work together.
 
         Raises:
@@ -70,6 +69,6 @@ class GradientAccumulationScheduler(Callback):
                 capability=Capability.OWNS_ACCUMULATION,
             )
 
-    def setup(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
+    def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """Hand the schedule to the run, which sets the window before each epoch, and counts steps ahead by it."""
         trainer.run.window_of = self.window_of

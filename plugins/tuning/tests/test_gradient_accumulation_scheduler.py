@@ -11,7 +11,9 @@ def steps_by_epoch(root, scheduler, ckpt_path=None, **options):
     def note(trainer, module):
         steps[trainer.current_epoch] = trainer.global_step
 
-    trainer = make_trainer(root, scheduler, LambdaCallback(on_train_epoch_end=note), **{"max_epochs": 4, **options})
+    trainer = make_trainer(
+        root, scheduler, LambdaCallback(on_train_epoch_end=note), **{"max_epochs": 4, "limit_val_batches": 0, **options}
+    )
     trainer.fit(Tiny(), loader(), ckpt_path=ckpt_path)
     return steps
 
@@ -23,18 +25,22 @@ def test_the_window_changes_at_epochs(tmp_path):
 
 def test_gradients_are_averaged_over_the_epochs_window(tmp_path):
     scheduled, fixed = Tiny(), Tiny()
-    make_trainer(tmp_path, GradientAccumulationScheduler({0: 2}), max_epochs=2).fit(scheduled, loader())
-    make_trainer(tmp_path, accumulate_grad_batches=2, max_epochs=2).fit(fixed, loader())
+    make_trainer(tmp_path, GradientAccumulationScheduler({0: 2}), limit_val_batches=0, max_epochs=2).fit(
+        scheduled, loader()
+    )
+    make_trainer(tmp_path, accumulate_grad_batches=2, limit_val_batches=0, max_epochs=2).fit(fixed, loader())
     assert scheduled.layer.weight.tolist() == fixed.layer.weight.tolist()
 
 
 def test_a_run_that_is_resumed_within_an_epoch_has_its_window(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", every_n_train_steps=1, save_top_k=-1)
-    trainer = make_trainer(tmp_path, checkpoint, GradientAccumulationScheduler({0: 2}), max_epochs=1)
+    trainer = make_trainer(
+        tmp_path, checkpoint, GradientAccumulationScheduler({0: 2}), limit_val_batches=0, max_epochs=1
+    )
     whole = Tiny()
     trainer.fit(whole, loader())
     resumed = Tiny()
-    other = make_trainer(tmp_path, GradientAccumulationScheduler({0: 2}), max_epochs=1)
+    other = make_trainer(tmp_path, GradientAccumulationScheduler({0: 2}), limit_val_batches=0, max_epochs=1)
     other.fit(resumed, loader(), ckpt_path=str(tmp_path / "c/step=1.ckpt"))
     assert other.global_step == 2
     assert resumed.layer.weight.tolist() == whole.layer.weight.tolist()
@@ -49,7 +55,7 @@ def test_what_contradicts_it(tmp_path):
     class Manual(Tiny):
         automatic_optimization = False
 
-    trainer = make_trainer(tmp_path, GradientAccumulationScheduler({1: 2}), max_epochs=1)
+    trainer = make_trainer(tmp_path, GradientAccumulationScheduler({1: 2}), limit_val_batches=0, max_epochs=1)
     with pytest.raises(ConfigurationError, match=r"does nothing with automatic_optimization=False"):
         trainer.fit(Manual(), loader())
 

@@ -184,3 +184,14 @@ def test_hugging_face_learns_from_batches_of_its_tokenizer():
     output = run_example("hugging_face.py", *DDP)
     (percent,) = re.findall(r"^Accuracy on 128 new sentences: ([\d.]+)%$", output, re.MULTILINE)
     assert float(percent) > 90, "half of them by chance"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.exhaustive)])
+def test_the_best_of_n_are_learned_from_a_process_that_generates(strategy):
+    pytest.importorskip("core_weights", reason="needs core-weights")
+    output = run_example("best_of_n.py", "--accelerator", "cpu", "--strategy", strategy, "--steps", "50")
+    rewards = [float(reward) for reward in re.findall(r"^step +\d+   reward ([\d.]+)$", output, re.MULTILINE)]
+    assert len(rewards) == 3
+    assert rewards[0] < 0.2, "one digit in ten by chance"
+    assert rewards[-1] > 0.6

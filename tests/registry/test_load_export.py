@@ -58,6 +58,7 @@ def test_a_blocked_package_adds_none(site, manager, monkeypatch):
         ("core.callbacks.ModelPruning", "core-finetuning"),
         ("core.callbacks.LearningRateFinder", "core-tuning"),
         ("core.callbacks.BatchSizeFinder", "core-tuning"),
+        ("core.callbacks.PushWeights", "core-weights"),
     ],
 )
 def test_a_name_of_a_known_package_says_what_to_install(site, manager, name, distribution):

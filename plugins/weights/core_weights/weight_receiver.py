@@ -91,7 +91,7 @@ class WeightReceiver:
             self.close()
             raise ModuleError(
                 f"{type(module).__name__} isn't what the trainer sends: {'; '.join(problems[:_MOST_NAMED])}"
-                f"{', ...' if len(problems) > _MOST_NAMED else ''}."
+                f"{'; and more' if len(problems) > _MOST_NAMED else ''}."
             )
         with torch.no_grad():
             for name, tensor in self._tensors(described):

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 NUM_RECEIVERS = "num_receivers"
 JOINED = "joined"
-TIMEOUT = timedelta(minutes=30)
 
 
 class GroupSink:
@@ -37,7 +36,7 @@ class GroupSink:
     """
 
     def __init__(
-        self, port: int = 0, *, receivers: int = 1, host: str = "127.0.0.1", timeout: timedelta = TIMEOUT
+        self, port: int = 0, *, receivers: int = 1, host: str = "127.0.0.1", timeout: timedelta = timedelta(minutes=4)
     ) -> None:
         """Create the sink; it opens with the first version, or when `address` is read.
 
@@ -46,7 +45,8 @@ class GroupSink:
             receivers: number of them. The first version waits for all.
             host: rank 0's machine, as receivers reach it. Gloo's connections take the interface that
                 `GLOO_SOCKET_IFNAME` names, or that of the machine's own name.
-            timeout: for all receivers to come, and for each tensor.
+            timeout: for all receivers to come, and for each to ask for a tensor. The watch over several ranks ends a
+                standstill after 5 minutes: for more, raise `WatchdogOptions(end_after=...)` too.
 
         Raises:
             ConfigurationError: no receivers.

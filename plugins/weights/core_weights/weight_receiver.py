@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,13 +11,11 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed's own, with
 
 from core import ConfigurationError, ModuleError
 from core.fabric import WeightDescription
-from core_weights.group_sink import JOINED, NUM_RECEIVERS, TIMEOUT, join
+from core_weights.group_sink import JOINED, NUM_RECEIVERS, join
 from core_weights.sink import TransferError, bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import timedelta
-
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
 
@@ -36,7 +35,7 @@ class WeightReceiver:
         rank: the number of this receiver, from 1.
     """
 
-    def __init__(self, address: str, *, timeout: timedelta = TIMEOUT) -> None:
+    def __init__(self, address: str, *, timeout: timedelta = timedelta(minutes=30)) -> None:
         """Join the group; waits for the trainer and all other receivers.
 
         Args:

@@ -16,6 +16,7 @@ from core_weights.sink import TransferError, bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
 

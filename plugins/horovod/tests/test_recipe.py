@@ -18,8 +18,8 @@ def words(text):
 
 def test_the_error_has_the_readmes_commands():
     blocks = (FOLDER / "README.md").read_text(encoding="utf-8").split("```console\n")[1:3]
-    lines = [block.partition("```")[0].replace("$ ", "", 1).replace("\n$ ", "\n") for block in blocks]
-    ours = [word for word in words("".join(lines)) if word != "core-horovod"]
+    lines = "\n".join(block.partition("```")[0] for block in blocks).splitlines()
+    ours = words("\n".join(line.removeprefix("$ ") for line in lines if not line.endswith(" core-horovod")))
     theirs = words(_RECIPE.partition("chmod +x cxx20\n")[2])
     assert [word for word in ours if ours.count(word) == 1] == [word for word in theirs if theirs.count(word) == 1]
 

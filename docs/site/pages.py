@@ -25,7 +25,8 @@ MARKDOWN = ["README.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md",
 MARKDOWN += ["tests/downstream/diloco/README.md"]
 LINK = re.compile(r"(\[[^\]]*\]\()([^)#\s:]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-PLUGINS = ["averaging", "finetuning", "monitors", "neighbour", "predictions", "profilers", "testing", "tuning", "weights"]
+PLUGINS = ["averaging", "finetuning", "monitors", "neighbour", "predictions", "profilers"]
+PLUGINS += ["testing", "tuning", "weights"]
 """The plugins whose public names have pages."""
 PACKAGES = ["core", *map("core_{}".format, PLUGINS)]
 BOOSTS = {"api/": 0.2, "plugins/": 0.4, "docs/contracts/": 0.4, "CONTRIBUTING": 0.4, "docs/": 1.0}

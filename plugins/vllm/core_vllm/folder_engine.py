@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class FolderInfo(WeightTransferInitInfo):
+class FolderInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """The folder that the trainer writes to."""
 
     folder: str
 
 
 @dataclass
-class VersionInfo(WeightTransferUpdateInfo):
+class VersionInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """The version to load."""
 
     version: int
 
 
-class FolderEngine(WeightTransferEngine[FolderInfo, VersionInfo]):
+class FolderEngine(WeightTransferEngine[FolderInfo, VersionInfo]):  # type: ignore[misc]
     """Loads files of `core_weights.FolderSink`, whose tensors have the names of a checkpoint of the model."""
 
     init_info_cls, update_info_cls = FolderInfo, VersionInfo

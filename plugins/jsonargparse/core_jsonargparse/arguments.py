@@ -80,6 +80,8 @@ class Arguments:
             _add_optimizers(parser)
         if stage is not None:
             parser.add_method_arguments(Trainer, stage, skip=_MADE, as_group=False)
+        if stage not in (None, "fit"):
+            parser.add_argument("--resume", default="all", help="In configs of fit; other stages take the weights.")
         parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
         if self.configure is not None:
             self.configure(parser)

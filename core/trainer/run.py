@@ -12,7 +12,6 @@ from torch import nn
 
 from core.contract import Capability
 from core.trainer.logging.logger_publisher import LoggerPublisher
-from core.trainer.settings.resume import Resume
 from core.trainer.signals.interruption import SignalGuard
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from core.trainer.profilers import Profiler
     from core.trainer.progress import Progress
     from core.trainer.settings.options import TrainerOptions
+    from core.trainer.settings.resume import Resume
     from core.trainer.stage_data.datamodule import DataModule
     from core.trainer.stage_data.loaders import Loaders
 
@@ -99,7 +99,7 @@ class Run:
         datamodule: or none.
         loaders: of this stage; none before the first one.
         ckpt_path: what the user passed; from the beginning of the stage on, the checkpoint that it stands for.
-        resume: the parts of it with which `fit` goes on.
+        resume: the parts of it with which `fit` goes on; None for all.
         is_asked_to_stop: what `Trainer.should_stop` shows.
         status: how the stage stands.
         described_module: whose hyperparameters the loggers have.
@@ -146,7 +146,7 @@ class Run:
     module: nn.Module = field(default_factory=nn.Module)
     datamodule: DataModule | None = None
     ckpt_path: PathLike | None = None
-    resume: Resume = Resume()  # noqa: RUF009  (it is frozen)
+    resume: Resume | None = None
     is_asked_to_stop: bool = False
     status: Status = "initializing"
     described_module: nn.Module | None = None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from core.contract import ConfigurationError
 from core.trainer.progress import Progress
 from core.trainer.settings.options import TrainerOptions
-from core.trainer.settings.resume import Resume
 from core.trainer.settings.unknown_names import answer_attribute, answers_unknown
 from core.trainer.views.trainer_views import TrainerViews
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from core.trainer.hooks.callback import Callback
     from core.trainer.loops.fit_call import FitCall
     from core.trainer.profilers import Profiler
+    from core.trainer.settings.resume import Resume
     from core.trainer.stage_data.datamodule import DataModule
     from core.trainer.stage_data.sources import Role, Source
     from core.watch import WatchdogOptions
@@ -259,8 +259,13 @@ class Trainer(TrainerViews):
         """
         from core.trainer.loops.launch import launch
 
+        parts = None
+        if resume != "all":
+            from core.trainer.settings.resume import Resume  # few take parts
+
+            parts = Resume.of(resume, ckpt_path)
         call = self.check_fit_call(model, train_dataloaders, val_dataloaders, datamodule)
-        settings = {"datamodule": call.datamodule, "ckpt_path": ckpt_path, "resume": Resume.of(resume, ckpt_path)}
+        settings = {"datamodule": call.datamodule, "ckpt_path": ckpt_path, "resume": parts}
         self._begin("fit", call.module, call.sources, **settings, is_asked_to_stop=False)
         launch(self.run, call.sources)
 
@@ -397,7 +402,7 @@ class Trainer(TrainerViews):
 
         own = self.fabric.uncompiled(module)
         callbacks = self._module_callbacks.join(self.callbacks, own)
-        settings = {"resume": Resume(), **settings, "stage": stage, "module": own, "callbacks": callbacks}
+        settings = {"resume": None, **settings, "stage": stage, "module": own, "callbacks": callbacks}
         settings["loaders"] = Loaders(self.options, sources)
         self.run = replace(self.run, trainer=self, **settings)
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def print_beginning(run: Run) -> None:
     """All ranks, once the checkpoint is restored. Print from where the run goes on, or whose weights are evaluated."""
-    if run.ckpt_path is None or not (_has_bar(run) or run.resume.describe()):
+    others = run.resume.describe() if run.resume is not None else ""
+    if run.ckpt_path is None or not (_has_bar(run) or others):
         return
     progress = run.progress
     if not run.trains:
@@ -21,7 +22,7 @@ def print_beginning(run: Run) -> None:
         return
     batch = f", batch {progress.batch}" if progress.batch else ""
     where = f"epoch {progress.epoch}{batch}, step {progress.global_step}"
-    run.fabric.print(f"Resumed from {run.ckpt_path}: {where}{run.resume.describe()}")
+    run.fabric.print(f"Resumed from {run.ckpt_path}: {where}{others}")
 
 
 def print_early_end(run: Run, reason: str) -> None:

@@ -21,6 +21,7 @@ from core.trainer.hooks.events import override_of, overrides
 from core.trainer.hooks.state_keeper import StateKeeper
 from core.trainer.hparams import foreign_state, hyperparameters
 from core.trainer.logging import running_metrics
+from core.trainer.settings.resume import Resume
 from core.trainer.settings.warn_at import warn_caller
 from core.trainer.state import sections
 from core.trainer.state.finished_fit import position_of, share_of
@@ -88,7 +89,7 @@ def load(run: Run, path: PathLike) -> None:
     Raises:
         CheckpointError: it can't be read, or doesn't fit.
     """
-    strategy, resume = run.strategy, run.resume
+    strategy, resume = run.strategy, run.resume or Resume()
     parts = resume.choose(_parts(run)) if run.trains else {"model": run.module}
     prepared: list[bool] = []
 
@@ -202,7 +203,7 @@ def _check(run: Run, saved: dict[str, Any], path: PathLike) -> None:
     _check_format(saved, path)
     if not run.trains:
         return
-    takes = run.resume.takes
+    takes = (run.resume or Resume()).takes
     if takes("step") and "progress" not in saved:
         raise CheckpointError(
             f"{path} holds weights only, so training can't go on from it. Load it for evaluation, or pass a checkpoint "

@@ -5,7 +5,8 @@
 Each cell is two fits in 2 processes, of 8 samples a step, by SGD with momentum, in float64 (DeepSpeed in float32):
 
 1. two steps from a folder that transformers wrote. What the ranks have loaded equals what from_pretrained loads, and
-   what they save equals from_pretrained of it, bit by bit; and on one device the checkpoint goes on for two steps more;
+   what they save equals from_pretrained of it, bit by bit. What they stream by PretrainedWeights, written to a folder,
+   is what from_pretrained loads of the saved one, bit by bit. On one device the checkpoint goes on for two steps more;
 2. two steps that go on from a checkpoint of one device.
 
 Weights after four steps differ from those of a run on one device that never stopped by what the table says. A
@@ -35,6 +36,7 @@ os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # its threads would keep ranks fro
 import torch
 import tqdm
 import transformers
+from safetensors.torch import save_file
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers_models import MODELS, make
 
@@ -46,7 +48,7 @@ from core.fabric import WholeTensors
 from core.strategies import ModelParallelStrategy
 from core_parallel import MeshParallelStrategy
 from core_testing.ranks import Backend
-from core_transformers import LoadPretrained, SavePretrained, from_config
+from core_transformers import LoadPretrained, PretrainedWeights, SavePretrained, from_config
 from core_transformers.model_state import ModelState
 
 MIXTURES = ("mixture", "experts")
@@ -91,18 +93,21 @@ class Learner(Module):
 
 
 class Whole(Callback):
-    """The whole weights at the beginning and the end, on rank 0; and a checkpoint."""
+    """The whole weights at the beginning and the end, on rank 0; those that are streamed; and a checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.first: dict[str, torch.Tensor] = {}
         self.last: dict[str, torch.Tensor] = {}
+        self.streamed: dict[str, torch.Tensor] = {}
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
         self.first = _whole(trainer, module)
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self.last = _whole(trainer, module)
+        streamed = {name: tensor.clone() for name, tensor in PretrainedWeights(trainer, module)}
+        self.streamed = streamed if trainer.is_global_zero else {}
         trainer.save_checkpoint(self.path)
 
 
@@ -130,7 +135,7 @@ def _batches(name: str, dtype: torch.dtype, size: int) -> Any:
 
 
 def _fit(rank: Any, name: str, strategy: str, folder: Path, steps: int, ckpt_path: Path | None, out: Path) -> Any:
-    """On all ranks. Train, write `out/saved` and `out/last.ckpt`; the whole weights at the beginning and the end."""
+    """On all ranks. Train, write `out/saved`, `out/streamed` and `out/last.ckpt`; the whole weights at both ends."""
     whole = Whole(out / "last.ckpt")
     precision = rank.backend.options["precision"]
     size = 8 if strategy in SHARED else 8 // rank.backend.num_processes
@@ -139,6 +144,10 @@ def _fit(rank: Any, name: str, strategy: str, folder: Path, steps: int, ckpt_pat
     dtype = torch.float64 if precision == "64-true" else torch.float32
     learner = Learner(folder, MODELS[name][2], strategy == "model_parallel")
     trainer.fit(learner, _batches(name, dtype, size), ckpt_path=ckpt_path)
+    if whole.streamed:
+        (out / "streamed").mkdir()
+        shutil.copy(out / "saved" / "config.json", out / "streamed")
+        save_file(whole.streamed, out / "streamed" / "model.safetensors", {"format": "pt"})
     return whole.first, whole.last
 
 
@@ -152,10 +161,19 @@ def _run(name: str, strategy: str, precision: str, *args: Any) -> Any:
     return backend.run(_fit, name, strategy, *args)[0]
 
 
-def _differing(name: str, own: dict[str, torch.Tensor], folder: Path, dtype: Any) -> list[str]:
-    """The names of tensors that aren't those that from_pretrained loads."""
-    expected = MODELS[name][2].from_pretrained(folder, dtype=dtype).state_dict()
-    return [each for each in expected if each not in own or not torch.equal(own[each], expected[each])]
+def _loaded(name: str, folder: Path, dtype: Any = "auto") -> dict[str, torch.Tensor]:
+    loaded: dict[str, torch.Tensor] = MODELS[name][2].from_pretrained(folder, dtype=dtype).state_dict()
+    return loaded
+
+
+def _differing(own: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
+    """The names of tensors that aren't the expected ones, bit by bit."""
+    return [name for name in expected if name not in own or not _is_same(own[name], expected[name])]
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    bits = [each.contiguous().view(-1).view(torch.uint8) for each in (one, other)]
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.equal(*bits)
 
 
 def _cell(name: str, strategy: str, folder: Path) -> dict[str, Any]:
@@ -174,10 +192,13 @@ def _cell(name: str, strategy: str, folder: Path) -> dict[str, Any]:
     shutil.rmtree(out, ignore_errors=True)
     begun, ended = _run(name, strategy, precision, first, 2, None, out / "first")
     dtype = torch.float64 if precision == "64-true" else torch.float32
-    if wrong := _differing(name, begun, first, dtype):
+    if wrong := _differing(begun, _loaded(name, first, dtype)):
         return {"verdict": "wrong", "text": f"loaded: {wrong[:3]}"}
-    if wrong := _differing(name, ended, out / "first" / "saved", "auto"):
+    saved = _loaded(name, out / "first" / "saved")
+    if wrong := _differing(ended, saved):
         return {"verdict": "wrong", "text": f"saved: {wrong[:3]}"}
+    if wrong := _differing(_loaded(name, out / "first" / "streamed"), saved):
+        return {"verdict": "wrong", "text": f"streamed: {wrong[:3]}"}
     _, left = _run(name, "single_device", precision, first, 4, out / "first" / "last.ckpt", out / "left")
     _, come = _run(name, strategy, precision, first, 4, one / "half" / "last.ckpt", out / "come")
     largest = max(float((each[key] - expected[key]).abs().max()) for each in (left, come) for key in expected)

@@ -5,33 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors
-import torch
 
 from core import CheckpointCorruptedError, CheckpointNotFoundError
+from core.fabric import WeightDescription
+from core_weights import SafetensorsFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    import torch
+
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class WeightFiles:
@@ -140,10 +130,11 @@ class NewFolder:
         self._target = target
         target.parent.mkdir(parents=True, exist_ok=True)
         self.scratch = folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".partial", dir=target.parent))
-        self._places: dict[str, tuple[Path, int]] = {}
+        self._files: dict[str, SafetensorsFile] = {}
         files = in_parts(described, max_bytes, one_file)
         for file, names in files.items():
-            self._begin(folder / file, {name: described[name] for name in names})
+            tensors = [WeightDescription(name, described[name].dtype, tuple(described[name].shape)) for name in names]
+            self._files |= dict.fromkeys(names, SafetensorsFile(folder / file, tensors))
         if len(files) > 1:
             total = sum(tensor.nbytes for tensor in described.values())
             index = {
@@ -154,10 +145,7 @@ class NewFolder:
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Write the bytes of a tensor to its place."""
-        path, offset = self._places[name]
-        with path.open("r+b") as file:
-            file.seek(offset)
-            file.write(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        self._files[name].write(name, tensor)
 
     def finish(self) -> None:
         """Give the folder its name, once the disk has all of it."""
@@ -170,23 +158,6 @@ class NewFolder:
     def remove(self) -> None:
         """Remove what isn't finished."""
         shutil.rmtree(self.scratch, ignore_errors=True)
-
-    def _begin(self, path: Path, described: Mapping[str, torch.Tensor]) -> None:
-        head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        end = 0
-        for name, tensor in described.items():
-            head[name] = {
-                "dtype": _NAMES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [end, end + tensor.nbytes],
-            }
-            end += tensor.nbytes
-        text = json.dumps(head).encode()
-        text += b" " * (-len(text) % 8)
-        self._places |= {name: (path, 8 + len(text) + head[name]["data_offsets"][0]) for name in described}
-        with path.open("wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            file.truncate(8 + len(text) + end)
 
 
 def _sync(paths: Iterable[Path]) -> None:

@@ -7,6 +7,7 @@ from core_weights._version import __version__
 from core_weights.folder_sink import FolderSink
 from core_weights.group_sink import GroupSink
 from core_weights.push_weights import PushWeights
+from core_weights.safetensors_file import SafetensorsFile
 from core_weights.sink import Sink, TransferError, WeightSource
 from core_weights.weight_receiver import WeightReceiver
 
@@ -14,6 +15,7 @@ __all__ = [
     "FolderSink",
     "GroupSink",
     "PushWeights",
+    "SafetensorsFile",
     "Sink",
     "TransferError",
     "WeightReceiver",

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from core import ConfigurationError
 from core.checkpoint.building_blocks import cannot_write
-from core_weights.sink import bytes_of, write_on_rank_zero
+from core_weights.safetensors_file import SafetensorsFile
+from core_weights.sink import write_on_rank_zero
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,20 +22,6 @@ if TYPE_CHECKING:
 
 LATEST = "latest.safetensors"
 _PREFIX, _SUFFIX = "weights-", ".safetensors"
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class FolderSink:
@@ -75,17 +58,13 @@ class FolderSink:
         """Nothing to release: the files stay."""
 
     def _write(self, version: int, described: list[WeightDescription], tensors: Iterator[tuple[str, Tensor]]) -> None:
-        head, places = _layout(version, described)
         path = self.folder / f"{_PREFIX}{version}{_SUFFIX}"
         file, link = self.folder / f".{_PREFIX}partial", self.folder / ".latest-partial"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with file.open("wb") as opened:
-                opened.write(head)
-                for name, tensor in tensors:
-                    opened.seek(places[name])
-                    opened.write(bytes_of(tensor).numpy().data)
-                opened.flush()
+            begun = SafetensorsFile(file, described, version=str(version))
+            for name, tensor in tensors:
+                begun.write(name, tensor)
+            with file.open("rb") as opened:
                 os.fsync(opened.fileno())
             file.replace(path)
             link.unlink(missing_ok=True)  # of a process that was killed
@@ -103,20 +82,3 @@ class FolderSink:
         files.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for path in files[self.keep - 1 :]:
             path.unlink()
-
-
-def _layout(version: int, described: list[WeightDescription]) -> tuple[bytes, dict[str, int]]:
-    """The head of the file, and where each tensor begins: wide dtypes first, which keeps all of them aligned."""
-    head: dict[str, Any] = {"__metadata__": {"format": "pt", "version": str(version)}}
-    end = 0
-    for name, dtype, shape in sorted(described, key=lambda each: -each.dtype.itemsize):
-        if dtype not in _NAMES:
-            raise ConfigurationError(f"{name!r} is of {dtype}, which files of safetensors don't have.")
-        begin, end = end, end + dtype.itemsize * torch.Size(shape).numel()
-        head[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)
-    data = 8 + len(text)
-    return struct.pack("<Q", len(text)) + text, {
-        each.name: data + head[each.name]["data_offsets"][0] for each in described
-    }

@@ -166,8 +166,8 @@ def test_a_stream_that_is_not_as_described_is_refused(fabric, tmp_path, tensors,
 
 
 def test_what_such_files_cannot_hold_is_refused(fabric, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"'a' is of torch.complex64, which files of safetensors don't have"):
-        FolderSink(tmp_path / "new").send(fabric, Source(a=torch.ones(2, dtype=torch.complex64)))
+    with pytest.raises(ConfigurationError, match=r"'a' is of torch.complex128, which files of safetensors don't have"):
+        FolderSink(tmp_path / "new").send(fabric, Source(a=torch.ones(2, dtype=torch.complex128)))
     assert names_in(tmp_path) == []
     with pytest.raises(ConfigurationError, match=r"FolderSink\(keep=0\): expected 1 or more"):
         FolderSink(tmp_path, keep=0)

@@ -93,9 +93,12 @@ class WholeTensors:
         for chunk in self._chunks.get(name, ()):
             if self._owners[name][chunk.offsets, chunk.sizes] == self._strategy.global_rank:
                 total[chunk.box] = chunk.tensor.to(device)
-        # Added up as integers: everybody else's are 0, so that -0.0 and NaN keep their bits, in any dtype.
+        # Added up as integers: everybody else's are 0, so that -0.0 and NaN keep their bits, in any dtype. In pieces,
+        # as `reduce` makes copies.
         integers = total.view(-1).view({4: torch.int32, 8: torch.int64}.get(total.element_size(), torch.uint8))
-        return self._strategy.reduce(integers, reduce_op="sum").view(dtype).view(shape)
+        for piece in integers.split(max(integers.numel() // 16, 1 << 18)):
+            piece.copy_(self._strategy.reduce(piece, reduce_op="sum"))
+        return total
 
     def held_names(self) -> list[str]:
         """The names of tensors of which this rank has a part."""
@@ -130,7 +133,7 @@ class WeightStream:
         version: Callable[[], int] | None = None,
     ) -> None:
         """All ranks. Describe the weights; no tensor is gathered. See `Fabric.weights`."""
-        self._strategy, self._module, self._dtype = strategy, module, dtype
+        self._strategy, self._module = strategy, module
         self._version, self.version = version, 0 if version is None else version()
         tensors = self._open()
         given = {name: name for name in tensors.shapes} if names is None else names
@@ -141,8 +144,8 @@ class WeightStream:
                 f"state. It has {', '.join(list(tensors.shapes)[:4])}, ..."
             )
         self._described = [
-            WeightDescription(own, self._cast(tensors.shapes[name][0]), tensors.shapes[name][1])
-            for name, own in self._names.items()
+            WeightDescription(own, held if dtype is None or not held.is_floating_point else dtype, shape)
+            for own, (held, shape) in ((own, tensors.shapes[name]) for name, own in self._names.items())
         ]
         held = set(tensors.held_names())
         self._held = None if held >= self._names.keys() else [own for name, own in self._names.items() if name in held]
@@ -164,16 +167,15 @@ class WeightStream:
         tensors = self._open()
         self.version = self.version + 1 if self._version is None else self._version()
         began = heartbeat.count - WeightStream._own_beats
-        for name, own in self._names.items():
+        for name, (own, dtype, _) in zip(self._names, self._described, strict=True):
             if heartbeat.count - WeightStream._own_beats != began:
                 raise ConfigurationError(
                     f"Training has gone on since this iteration over weights began, so that {own!r} would be of "
                     "another step than those before it. Iterate to the end before the next step."
                 )
-            tensor = tensors.get(name)
             heartbeat.count += 1  # a receiver may be slow
             WeightStream._own_beats += 1
-            yield own, tensor.to(self._cast(tensor.dtype))
+            yield own, tensors.get(name).to(dtype)
 
     def _open(self) -> WholeTensors:
         frame: FrameType | None = sys._getframe()
@@ -187,6 +189,3 @@ class WeightStream:
         state = self._strategy.get_module_state_dict(self._module, layout="sharded")
         leaves = {name: leaf for name, leaf in state.items() if isinstance(leaf, torch.Tensor | ShardedLeaf)}
         return WholeTensors(self._strategy, leaves)
-
-    def _cast(self, dtype: torch.dtype) -> torch.dtype:
-        return self._dtype if self._dtype is not None and dtype.is_floating_point else dtype

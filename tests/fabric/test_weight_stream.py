@@ -1,4 +1,5 @@
 import math
+import weakref
 
 import pytest
 import torch
@@ -122,12 +123,22 @@ def test_a_stream_within_a_step_is_refused(tmp_path):
     assert "on_train_batch_end" in module.errors[0]
 
 
+class Counting(ModelParallelStrategy):
+    """Keeps the bytes of the largest tensor that it has reduced."""
+
+    largest = 0
+
+    def reduce(self, tensor, group=None, reduce_op="mean"):
+        self.largest = max(self.largest, tensor.nbytes)
+        return super().reduce(tensor, group, reduce_op)
+
+
 ODD = [-0.0, math.nan, math.inf, 1.5]
 
 
 def stream_cut(rank, dtype):
-    """On two ranks of tensor parallelism. The bits of what is streamed, and what this rank holds."""
-    net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 5)).to(dtype)
+    """On two ranks of tensor parallelism. What is streamed, what is held here, and the most bytes reduced at once."""
+    net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 5), nn.Linear(900, 1001, bias=False)).to(dtype)
     with torch.no_grad():
         net[0].weight.copy_(torch.tensor(ODD).to(dtype).expand(6, 4))
         net[1].weight.copy_(torch.arange(30.0).view(5, 6))
@@ -135,18 +146,26 @@ def stream_cut(rank, dtype):
     fabric = rank.fabric()
     fabric.launch()
     parallelize_module(
-        net, fabric.strategy.device_mesh["tensor_parallel"], {"0": ColwiseParallel(), "1": RowwiseParallel()}
+        net,
+        fabric.strategy.device_mesh["tensor_parallel"],
+        {"0": ColwiseParallel(), "1": RowwiseParallel(), "2": ColwiseParallel()},
     )
     stream = fabric.weights(fabric.setup(net))
     for name, tensor in stream:
         assert tensor.view(torch.uint8).equal(expected[name].view(torch.uint8)), name
+    iteration = iter(stream)
+    yielded = weakref.ref(next(iteration)[1])
+    assert yielded() is None, "the stream keeps what its caller has dropped"
+    for _ in iteration:
+        pass
     sharded = WholeTensors(fabric.strategy, fabric.strategy.get_module_state_dict(net, layout="sharded"))
-    return [name for name, _ in stream], sharded.held_names()
+    return [name for name, _ in stream], sharded.held_names(), fabric.strategy.largest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ranks_get_the_same_bits(dtype):
-    backend = Backend(ModelParallelStrategy, num_processes=2)
-    for names, held in backend.run(stream_cut, dtype):
-        assert names == ["0.weight", "1.weight", "1.bias"]
+    backend = Backend(Counting, num_processes=2)
+    for names, held, largest in backend.run(stream_cut, dtype):
+        assert names == ["0.weight", "1.weight", "1.bias", "2.weight"]
         assert held == names
+        assert largest <= 1 << 20, "copies of whole tensors"

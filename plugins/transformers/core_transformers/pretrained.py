@@ -209,8 +209,10 @@ def save_pretrained(
                 if files is not None and error is None:
                     for name, tensor in convert(tensors).items():
                         files.write(name, cast(tensor, dtype))
+                        del tensor
             except Exception as caught:  # the other ranks go on giving their parts
                 error = caught
+            del tensors  # before the next ones are made
         with agreeing(host):
             if error is not None:
                 raise error

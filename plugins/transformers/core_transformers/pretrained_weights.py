@@ -71,6 +71,6 @@ class PretrainedWeights:
         """All ranks. Yield (name, whole tensor), one after the other."""
         tensors = iter(self._stream)
         for unit in self._units:
-            whole = dict(next(tensors) for _ in unit)
-            for name, tensor in self._convert(whole).items():
-                yield name, cast(tensor, self._dtype)
+            made = self._convert(dict(next(tensors) for _ in unit))
+            for name in list(made):
+                yield name, cast(made.pop(name), self._dtype)

@@ -64,6 +64,7 @@ class FolderSink:
             begun = SafetensorsFile(file, described, version=str(version))
             for name, tensor in tensors:
                 begun.write(name, tensor)
+                del tensor  # before the next one is made
             with file.open("rb") as opened:
                 os.fsync(opened.fileno())
             file.replace(path)

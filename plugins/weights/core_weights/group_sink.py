@@ -95,6 +95,7 @@ class GroupSink:
             self._to_all(text, f"version {version}")
             for name, tensor in tensors:
                 self._to_all(bytes_of(tensor), f"{name!r} of version {version}")
+                del tensor  # before the next one is made
         except BaseException as error:
             self.close(error)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
@@ -84,8 +85,7 @@ def write_on_rank_zero(
                 described = stream.metadata()
                 write(stream.version, described, _as_described(described, begun))
         finally:
-            for _ in tensors:
-                pass
+            deque(tensors, maxlen=0)  # which holds none of them
 
     together(host.strategy.session.collectives, attempt)
 
@@ -118,5 +118,6 @@ def _as_described(
                 f"{name!r}, {tensor.dtype}, {tuple(tensor.shape)}."
             )
         yield name, tensor
+        del tensor  # before the next one is made
     if (more := next(tensors, None)) is not None:
         raise ModuleError(f"The stream yields {more[0]!r}, which its metadata() doesn't have.")

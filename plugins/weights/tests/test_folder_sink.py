@@ -3,6 +3,7 @@ import os
 import resource
 import signal
 import struct
+import weakref
 
 import pytest
 import torch
@@ -114,6 +115,23 @@ def test_what_a_killed_process_left_is_replaced(fabric, tmp_path):
     (tmp_path / ".latest-partial").symlink_to("nowhere")
     FolderSink(tmp_path).send(fabric, Source(2))
     assert names_in(tmp_path) == ["latest.safetensors", "weights-2.safetensors"]
+
+
+class Fresh(Source):
+    """Makes each tensor when it is asked for, by when the one before has to be gone."""
+
+    def __iter__(self):
+        self.last = lambda: None
+        for name, kept in self.tensors.items():
+            assert self.last() is None, f"the tensor before {name!r} is still there"
+            made = [kept.clone()]
+            self.last = weakref.ref(made[0])
+            yield name, made.pop()
+
+
+def test_one_tensor_is_there_at_a_time(fabric, tmp_path):
+    FolderSink(tmp_path).send(fabric, Fresh(a=torch.ones(2), b=torch.ones(2), c=torch.ones(2)))
+    assert read(tmp_path / "latest.safetensors")[1].keys() == {"a", "b", "c"}
 
 
 def send_to_a_full_disk(rank, folder):

@@ -1,5 +1,7 @@
 """What the tests of training in 8-bit floats train, also on other ranks."""
 
+import importlib
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -53,6 +55,25 @@ class Net(Module):
         }
 
 
+class Rounding(Net):
+    """Steps by `core_torchao.optim.AdamW`; ranks draw other numbers, as dropout does."""
+
+    def configure_optimizers(self):
+        torch.compile = lambda function, **unused: function  # in this rank only: compiling takes a minute
+        self.noise = nn.Dropout(0.1)
+        optimizer = importlib.import_module("core_torchao.optim").AdamW(self.parameters(), lr=1e-3)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.noise(torch.ones(7 + self.trainer.global_rank))
+
+    def on_train_end(self):
+        super().on_train_end()
+        own = {name: getattr(one, "_local_tensor", one) for name, one in self.named_parameters()}
+        self.found["own"] = {name: one.detach().clone() for name, one in own.items()}
+        self.found["drawn"] = torch.get_rng_state()
+
+
 def kind(tensor):
     """The class of a tensor, or of the part that this rank has."""
     return type(getattr(tensor, "_local_tensor", tensor)).__name__
@@ -64,11 +85,11 @@ def loader(num_batches=16):
     return DataLoader(TensorDataset(data), batch_size=1)
 
 
-def fit(rank, precision, num_steps, save=None, ckpt_path=None, num_shares=None):
-    """Train for some steps. Returns the losses, and what `Net.on_train_end` has found."""
+def fit(rank, precision, num_steps, save=None, ckpt_path=None, num_shares=None, net=Net):
+    """Train for some steps. Returns the losses, and what `on_train_end` has found."""
     window = max(1, 2 // (num_shares or rank.backend.num_processes))
     trainer = rank.trainer(precision=precision, max_steps=num_steps, accumulate_grad_batches=window)
-    module = Net()
+    module = net()
     trainer.fit(module, loader(), ckpt_path=ckpt_path)
     if save is not None:
         trainer.save_checkpoint(save)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from core.checkpoint.single_file_io import SafetensorsCheckpointIO, TorchCheckpointIO
     from core.checkpoint.state.plain_state import to_plain
     from core.checkpoint.state.random_state import check_random_state, collect_random_state, restore_random_state
+    from core.checkpoint.state.shards import chunks_to_write, shape_of
     from core.checkpoint.state.whole import gather_whole
     from core.checkpoint.upkeep.finding import newest_valid
     from core.checkpoint.upkeep.stale import sweep_folder
@@ -29,6 +30,7 @@ __all__ = [
     "TorchCheckpointIO",
     "await_copies",
     "check_random_state",
+    "chunks_to_write",
     "collect_random_state",
     "gather_whole",
     "load_checkpoint",
@@ -36,6 +38,7 @@ __all__ = [
     "newest_valid",
     "reported_as_damage",
     "restore_random_state",
+    "shape_of",
     "sweep_folder",
     "to_plain",
     "verify_checkpoint",

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.contract import (
-    CheckpointIO,
-    ClusterEnvironment,
-    ConfigurationError,
-    Launcher,
-    Precision,
-    normalize_alias,
-)
+from core.contract import CheckpointIO, ClusterEnvironment, ConfigurationError, Launcher, Precision, normalize_alias
 from core.registry.builtins import SHORT_PRECISIONS
 from core.resolve.candidates import best, create, identify, precedence, refuse_class, same_part, show, survey
 from core.resolve.decision import Choice, Identity

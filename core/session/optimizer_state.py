@@ -28,11 +28,7 @@ def to_named(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         names: names of its parameters, group after group, in the order of `param_groups`.
     """
     groups = [{**group, "params": [names[index] for index in group["params"]]} for group in state["param_groups"]]
-    return {
-        **state,
-        "state": {names[index]: entry for index, entry in state["state"].items()},
-        "param_groups": groups,
-    }
+    return {**state, "state": {names[index]: entry for index, entry in state["state"].items()}, "param_groups": groups}
 
 
 def to_positional(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[int]) -> dict[str, object]:
@@ -64,11 +60,7 @@ def to_positional(state: Mapping[str, Any], names: Sequence[str], group_sizes: S
     groups = [
         {**group, "params": sorted(map(position.__getitem__, group["params"]))} for group in state["param_groups"]
     ]
-    return {
-        **state,
-        "state": {position[name]: entry for name, entry in state["state"].items()},
-        "param_groups": groups,
-    }
+    return {**state, "state": {position[name]: entry for name, entry in state["state"].items()}, "param_groups": groups}
 
 
 def fits(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[int]) -> bool:

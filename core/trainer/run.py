@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 Status: TypeAlias = Literal["initializing", "running", "finished", "interrupted"]
+Frozen: TypeAlias = tuple[tuple[int, ...], str, float, float]
+"""Shape, dtype, sum and sum of absolute values of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Run:
         restored_random_state: to put back before the first batch.
         random_state_at_opening: before the training loader was opened, if a resumed run has to open it alike.
         finished_fit: what a later save needs, once `fit` has ended well.
+        described_frozen: the values that `save_only="trainable"` leaves out, and versions of them; None before a save.
     """
 
     fabric: Fabric
@@ -166,6 +169,7 @@ class Run:
     restored_random_state: dict[str, Any] | None = field(init=False, default=None)
     random_state_at_opening: dict[str, object] | None = field(init=False, default=None)
     finished_fit: FinishedFit | None = field(init=False, default=None)
+    described_frozen: tuple[dict[str, int], dict[str, Frozen]] | None = field(init=False, default=None)
     _wrapped_optimizers: list[FabricOptimizer] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:

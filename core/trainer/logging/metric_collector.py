@@ -93,12 +93,7 @@ class MetricCollector:
         self.close()
 
     def log(
-        self,
-        name: str,
-        value: Any,
-        options: LogOptions,
-        batch_size: int | None = None,
-        add_dataloader_idx: bool = True,
+        self, name: str, value: Any, options: LogOptions, batch_size: int | None = None, add_dataloader_idx: bool = True
     ) -> None:
         """Record a value; see `core.Module.log`."""
         if self.closed is not None:

@@ -244,9 +244,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
     def _warn_of_log(self, name: str) -> None:
         if not vars(self).get("_has_warned_of_log"):
             vars(self)["_has_warned_of_log"] = True
-            warn_caller(
-                f"{type(self).__name__}: self.log({name!r}) records nothing, since no Trainer runs the module.",
-            )
+            warn_caller(f"{type(self).__name__}: self.log({name!r}) records nothing, since no Trainer runs the module.")
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
         """Record several values, or a torchmetrics `MetricCollection`; the options are those of `log`."""

@@ -12,21 +12,10 @@ if TYPE_CHECKING:
 
     from core.contract import PathLike
 
-_TYPES: dict[str, type] = {
-    "format": dict,
-    "model": dict,
-    "module_section": dict,
-    "hyper_parameters": dict,
-    "optimizers": list,
-    "lr_schedulers": list,
-    "schedulers": list,
-    "precision": dict,
-    "progress": dict,
-    "callbacks": dict,
-    "datamodule": dict,
-    "ranks": list,
-}
-_ITEMS: dict[str, type] = dict.fromkeys(("optimizers", "lr_schedulers", "schedulers", "callbacks", "ranks"), dict)
+_DICTS = ("format", "model", "module_section", "hyper_parameters", "precision", "progress", "callbacks", "datamodule")
+_LISTS = ("optimizers", "lr_schedulers", "schedulers", "ranks")
+_TYPES: dict[str, type] = {**dict.fromkeys(_DICTS, dict), **dict.fromkeys(_LISTS, list)}
+_ITEMS: dict[str, type] = dict.fromkeys((*_LISTS, "callbacks"), dict)
 _COUNTS = ("epoch", "batch", "global_step", "total_batches")
 _MAX_REASON = 300
 
@@ -97,7 +86,7 @@ def _check_values(own: Any, saved: Any, name: str, path: PathLike) -> None:
 
 
 @contextlib.contextmanager
-def restoring(name: str, path: PathLike, saved: Any = "something") -> Iterator[None]:
+def restoring(name: str, path: PathLike, saved: object = "something") -> Iterator[None]:
     """A context in which one section is restored: what raises there does so over its content, shown if it is given.
 
     Raises:
@@ -120,7 +109,7 @@ def _check_scheduler(saved: Mapping[str, Any], name: str, path: PathLike) -> Non
         _check_scheduler(part, f"{name}['parts'][{index}]", path)
 
 
-def _expect(kind: type | tuple[type, ...], value: Any, name: str, path: PathLike) -> None:
+def _expect(kind: type | tuple[type, ...], value: object, name: str, path: PathLike) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
         expected = kind.__name__ if isinstance(kind, type) else "number"
         raise _wrong(path, name, f"a {type(value).__name__}, where a {expected} was expected")

@@ -26,7 +26,7 @@ from core.trainer.settings.warn_at import warn_caller
 from core.trainer.state import sections
 from core.trainer.state.finished_fit import position_of, share_of
 from core.trainer.state.finished_run import check_limits
-from core.trainer.state.trainable import check_trained, trained_state
+from core.trainer.state.trainable import check_trained, describe_frozen, trained_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,9 +52,10 @@ def save(run: Run, path: PathLike, *, weights_only: bool = False, finished: Fini
     if (hook := override_of(run.module, "on_save_checkpoint")) is not None:
         hook(module_section)
     is_whole = run.options.save_only == "all"
+    frozen = {} if is_whole else {"save_only": run.options.save_only, "frozen": describe_frozen(run)}
     form = {"version": FORMAT_VERSION, "core": CORE_VERSION, "world_size": strategy.world_size}
     state = {
-        "format": form if is_whole else {**form, "save_only": run.options.save_only},
+        "format": {**form, **frozen},
         "model": run.module if is_whole else trained_state(run),
         "module_section": UserData(module_section),
         **hyperparameters.to_checkpoint(run.module),
@@ -111,10 +112,10 @@ def load(run: Run, path: PathLike) -> None:
     for name, part in parts.items():
         # The weights may be of another module; everything else has to be there.
         strict = resume.strict and (name != "model" or getattr(run.module, "strict_loading", True))
-        if name == "model" and strict and "save_only" in saved["format"]:
-            check_trained(run, rest[name], path)
-            strict = False
         with sections.restoring(name, path):
+            if name == "model" and strict and "save_only" in saved["format"]:
+                check_trained(run, rest[name], saved["format"], path)
+                strict = False
             sections.check_like(part, rest.get(name), name, path)
             if name == "model" and not resume.strict:
                 run.fabric.print(describe_changes(run.session, run.module, rest[name], resume.renamed))

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from core import CheckpointError, ConfigurationError, Fabric
-from core.checkpoint import load_checkpoint
+from core import CheckpointError, ConfigurationError, Fabric, WorkerError
+from core.checkpoint import DistributedCheckpointIO, load_checkpoint
 from core.trainer import Resume
+from core_testing.ranks import Backend
 from support.tiny import Tiny, loader, make_trainer
 
 
@@ -241,3 +242,32 @@ def test_frozen_parameters_may_stay_out_of_checkpoints(saved, tmp_path):
         go_on(path, Net(), "all")
     with pytest.raises(ConfigurationError, match="expected 'all' or 'trainable'"):
         make_trainer(tmp_path, save_only="trained")
+
+
+def test_frozen_values_are_compared_with_those_that_the_program_brings(tmp_path):
+    path = tmp_path / "trained.ckpt"
+    trainer = make_trainer(tmp_path, max_steps=5, limit_val_batches=0, save_only="trainable")
+    trainer.fit(Adapted(), loader())
+    trainer.save_checkpoint(path)
+    other = r"beside another 'first\.weight'.* \(\(2, 2\), .*, 4\.0, 4\.0\), and are \(\(2, 2\), .*, 8\.0, 8\.0\)"
+    with pytest.raises(CheckpointError, match=other):
+        go_on(path, Adapted(2.0), "all", max_steps=9)
+    with pytest.raises(CheckpointError, match=other):
+        trainer.test(Adapted(2.0), loader(), ckpt_path=path, verbose=False)
+    go_on(path, Adapted(2.0), Resume(strict=False), max_steps=9)
+
+
+def fit_on_ranks(rank, path, value, ckpt_path=None):
+    options = {"plugins": [rank.environment, DistributedCheckpointIO()], "limit_val_batches": 0}
+    trainer = rank.trainer(max_steps=5 if ckpt_path is None else 9, save_only="trainable", **options)
+    trainer.fit(Adapted(value), loader(), ckpt_path=ckpt_path)
+    trainer.save_checkpoint(path)
+
+
+@pytest.mark.slow
+def test_frozen_shards_are_compared_on_another_number_of_ranks(tmp_path):
+    two, three = (Backend(lambda: "fsdp", num_processes=number) for number in (2, 3))
+    two.run(fit_on_ranks, tmp_path / "two.ckpt", 1.0)
+    three.run(fit_on_ranks, tmp_path / "three.ckpt", 1.0, tmp_path / "two.ckpt")
+    with pytest.raises(WorkerError, match=r"beside another 'first\.weight'"):
+        two.run(fit_on_ranks, tmp_path / "other.ckpt", 2.0, tmp_path / "three.ckpt")

@@ -24,12 +24,7 @@ from core.trainer.callbacks.checkpoints.files import (
 )
 from core.trainer.callbacks.checkpoints.on_exception_checkpoint import can_save_after, save_after
 from core.trainer.callbacks.checkpoints.top_k import TopKCheckpoints
-from core.trainer.callbacks.rank_zero_decisions import (
-    agree_on_metrics,
-    not_logged,
-    origin_of,
-    validates_within_epochs,
-)
+from core.trainer.callbacks.rank_zero_decisions import agree_on_metrics, not_logged, origin_of, validates_within_epochs
 from core.trainer.hooks.callback import Callback
 from core.trainer.settings.duration import parse_duration
 from core.trainer.settings.warn_at import warn_caller
@@ -309,14 +304,14 @@ class ModelCheckpoint(Callback):
             warn_caller(
                 f"ModelCheckpoint has not kept what was due before training ended with step {trainer.global_step}: no "
                 f"validation came after it, to judge it by {self.monitor!r}. Validate more often, or pass "
-                "save_last=True.",
+                "save_last=True."
             )
         self._waits = False
         has_trained = trainer.global_step != self._first_step
         if has_trained and self.monitor is not None and self.save_top_k and not self.best_model_path:
             warn_caller(
                 f"ModelCheckpoint has kept nothing as the best: it monitors {self.monitor!r}, which was not logged "
-                "before training ended. Validate earlier, or monitor something else.",
+                "before training ended. Validate earlier, or monitor something else."
             )
 
     def on_exception(self, trainer: TrainerViews, module: nn.Module, exception: BaseException) -> None:

@@ -1,0 +1,79 @@
+"""Which storages there were at each moment, of how many bytes and for what."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "transient")
+"""What memory is for. Activations are what forward leaves for backward, inputs among it. Transient is the rest: results
+that nobody keeps, gathered shards, buckets, what is computed again."""
+
+
+@dataclass(eq=False)
+class _Piece:
+    """One storage, from its first use to its last.
+
+    Attributes:
+        size_bytes: now.
+        kind: among `KINDS`; None is not yet known.
+        in_backward: it came within backward.
+    """
+
+    size_bytes: int
+    in_backward: bool
+    kind: str | None = None
+
+
+class Ledger:
+    """Bytes by kind over time. A storage's kind is known later than its bytes, so the peak is found at the end."""
+
+    def __init__(self) -> None:
+        """With nothing in it."""
+        self._pieces: WeakIdKeyDictionary = WeakIdKeyDictionary(ref_type=weakref.ref)
+        self._changes: list[tuple[_Piece, int]] = []
+
+    def see(self, tensor: torch.Tensor, in_backward: bool = False) -> None:
+        """Count the tensor's storage, if it is new."""
+        storage = tensor.untyped_storage()
+        if storage not in self._pieces:
+            piece = self._pieces[storage] = _Piece(storage.nbytes(), in_backward)
+            self._changes.append((piece, piece.size_bytes))
+            weakref.finalize(storage, self._end, piece).atexit = False
+
+    def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
+        """Count that a storage has another size."""
+        if piece := self._pieces.get(storage):
+            self._changes.append((piece, size_bytes - piece.size_bytes))
+            piece.size_bytes = size_bytes
+
+    def mark(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
+        """Say what the storages of these tensors are for."""
+        for tensor in tensors:
+            self.see(tensor)
+            self._pieces[tensor.untyped_storage()].kind = kind
+
+    def _end(self, piece: _Piece) -> None:
+        self._changes.append((piece, -piece.size_bytes))
+        if piece.kind is None and not piece.in_backward and torch._C._current_graph_task_id() != -1:
+            piece.kind = "activations"  # forward has left it, and backward lets it go
+
+    def peak(self) -> dict[str, int]:
+        """Bytes by kind at the first moment of the most."""
+        most, now, at = 0, 0, 0
+        for index, (_, change) in enumerate(self._changes):
+            now += change
+            if now > most:
+                most, at = now, index
+        found: dict[str, int] = defaultdict(int)
+        for piece, change in self._changes[: at + 1]:
+            found[piece.kind or "transient"] += change
+        return {kind: found[kind] for kind in KINDS}

@@ -1,0 +1,186 @@
+"""Runs operations on shapes alone, counts the memory that they would take, and what is handed to other ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch.futures import Future
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from core_plan.rehearsal.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_REAL_BYTES = {True: 4096, False: 2**24}
+"""A tensor made of nothing is real up to this size: of floats, such as a rank's vote, and of integers, by which programs
+decide what they do."""
+
+_SENT_BYTES = 2**16
+"""Between real ranks a tensor of at most this size is sent, such as a pickled object or a loss; of one without values,
+zeros. Both sides know the size."""
+
+_PIECES = 64
+"""Of a tensor that is split into more, those of one shape are one view: it's cheap at any number of ranks."""
+
+_SPLITS = {torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default}
+
+_WITHOUT_MESSAGE = {"wait_tensor", "wrap_tensor_autograd", "barrier", "monitored_barrier"}
+
+
+class Rehearsal(TorchDispatchMode):
+    """While it is entered, large tensors have no memory. Autograd and modules notice nothing.
+
+    A tensor that is made of nothing is real if it is small, or if no module makes it: the user's data stays. What is
+    computed with a tensor without memory is one, too.
+
+    Attributes:
+        ledger: the memory that the tensors would take.
+        sent: bytes that this rank has handed to collectives, by (operation, group).
+        assumed: places in the user's code where a value was asked for that nobody has, and what they were told.
+        counts: whether `ledger` counts.
+    """
+
+    def __init__(self, has_peers: bool = False) -> None:
+        """Not entered. `has_peers`: the process group is a real one, whose other ranks rehearse too."""
+        super().__init__()
+        self._has_peers = has_peers
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.ledger = Ledger()
+        self.sent: Counter[tuple[str, str]] = Counter()
+        self.assumed: dict[str, None] = {}
+        self.counts = False
+
+    def weightless(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the same shape, strides and dtype on the CPU, without memory."""
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return tensor  # without memory already, or made of such
+        with self.fake:
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        is_fake = any(isinstance(tensor, FakeTensor) for tensor in given)
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._count_sent(func, given, args)
+            result = self._exchange(func, args, kwargs, given, is_fake)
+        elif is_fake and func is torch.ops.aten._local_scalar_dense.default:
+            return self._assume(given[0])
+        elif is_fake and func is torch.ops.aten.equal.default:
+            return True
+        elif func in _SPLITS and is_fake:
+            result = _split(func, *args, **kwargs)
+        elif not given:
+            result = self._create(func, args, kwargs)
+        else:
+            result = self._run(func, args, kwargs)
+        if self.counts:
+            in_backward = torch._C._current_graph_task_id() != -1
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, torch.Tensor):
+                    self.ledger.see(tensor, in_backward)
+        return result
+
+    def _exchange(self, func: Any, args: Any, kwargs: Any, given: Sequence[torch.Tensor], is_fake: bool) -> Any:
+        if func.namespace != "c10d" or (not is_fake and not self._has_peers):
+            return func(*args, **kwargs)
+        if not self._has_peers or any(tensor.nbytes > _SENT_BYTES for tensor in given):
+            return _unsent(func, args)
+        real_args, real_kwargs = tree_map(_with_values, (args, kwargs))
+        result = func(*real_args, **real_kwargs)
+        return result if len(func._schema.returns) == 1 else (args[0], result[1])
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except (DynamicOutputShapeException, NotImplementedError) as cause:
+            raise CannotRehearse(f"{func} needs the values of its tensors, and {_place()} asks for it.") from cause
+
+    def _create(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with self.fake:
+            made = func(*args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        is_small = all(tensor.nbytes <= _REAL_BYTES[tensor.is_floating_point()] for tensor in tensors)
+        return func(*args, **kwargs) if is_small or not (self.counts or _is_of_module()) else made
+
+    def _assume(self, tensor: torch.Tensor) -> Any:
+        """The value of one element that nobody has: what nothing goes wrong with."""
+        value = True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+        if place := _place():
+            self.assumed[f"{place}: a value that isn't known was taken to be {value}"] = None
+        return value
+
+    def _count_sent(self, func: Any, given: Sequence[torch.Tensor], args: Any) -> None:
+        name = func._schema.name.partition("::")[2].strip("_")
+        if name in _WITHOUT_MESSAGE:
+            return
+        groups = [_group_name(each) for each in args if isinstance(each, torch.ScriptObject | str)]
+        own = given
+        if name in ("allgather", "_allgather_base", "_reduce_scatter_base", "reduce_scatter", "alltoall", "scatter"):
+            own = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, torch.Tensor)]
+        self.sent[name, next(filter(None, reversed(groups)), "")] += sum(tensor.nbytes for tensor in own)
+
+
+class CannotRehearse(RuntimeError):
+    """A program needs a value, and its tensors have none."""
+
+
+def _with_values(leaf: Any) -> Any:
+    return torch.zeros(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, FakeTensor) else leaf
+
+
+def _unsent(func: Any, args: Any) -> Any:
+    future: Future[Any] = Future()
+    future.set_result(args[0] if isinstance(args[0], list) else [args[0]])
+    work = _create_work_from_future(future).boxed()
+    return work if len(func._schema.returns) == 1 else (args[0], work)
+
+
+def _split(func: Callable[..., Any], tensor: torch.Tensor, sizes: int | list[int], dim: int = 0) -> Any:
+    length = tensor.shape[dim]
+    each = list(sizes) if not isinstance(sizes, int) else [sizes] * -(-length // max(1, sizes))
+    if len(each) <= _PIECES:
+        return func(tensor, sizes, dim)
+    if isinstance(sizes, int) and length % sizes:
+        each[-1] = length % sizes
+    views = {size: tensor.narrow(dim, 0, size) for size in set(each)}
+    return [views[size] for size in each]
+
+
+def _group_name(each: Any) -> str:
+    if isinstance(each, str):
+        return each
+    try:
+        return dist.ProcessGroup.unbox(each).group_name
+    except (RuntimeError, AttributeError):
+        return ""
+
+
+def _frames() -> Iterator[Any]:
+    frame = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back  # type: ignore[assignment]  # None ends it
+
+
+def _is_of_module() -> bool:
+    """True if a method of a module is what makes a tensor."""
+    return any(isinstance(frame.f_locals.get("self"), torch.nn.Module) for frame in _frames())
+
+
+def _place() -> str:
+    """The innermost line that is neither torch's nor core's."""
+    for frame in _frames():
+        name = frame.f_globals.get("__name__", "")
+        if name.partition(".")[0] not in ("torch", "core", "core_plan", "contextlib") and not name.startswith("core_"):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return ""

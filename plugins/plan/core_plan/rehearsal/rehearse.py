@@ -1,0 +1,218 @@
+"""A program under one strategy, up to its second optimizer step, in a process made for it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from core import Capability, ClusterEnvironment, Fabric, Launcher, Strategy, Trainer
+from core.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint, ProgressBar
+from core_plan.arguments import replace_arguments
+from core_plan.rehearsal.mode import Rehearsal
+from core_plan.rehearsal.world import PretendedEnvironment, join, pass_by_values, pretend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from core_plan.contender import Contender
+
+_NUM_STEPS = 2
+"""The second has the optimizer's state beside activations."""
+
+_QUIET = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "profiler": None,
+    "fast_dev_run": False,
+}
+
+
+_NOT_REHEARSED = (ModelCheckpoint, OnExceptionCheckpoint, ProgressBar)
+
+
+class Rehearsed:
+    """What comes of one rehearsal, in the child process."""
+
+    def __init__(
+        self,
+        contender: Contender,
+        devices: int,
+        num_nodes: int,
+        options: Mapping[str, Any],
+        tell: Callable[[Any], None],
+        rank: int = 0,
+        meeting: str | None = None,
+    ) -> None:
+        """Change this process for good: the next Trainer or Fabric is rehearsed.
+
+        Args:
+            contender: the strategy.
+            devices: ranks a node.
+            num_nodes: nodes.
+            options: further arguments of Trainer or Fabric that replace the program's.
+            tell: called once, with the findings. The process has ended then.
+            rank: of this process.
+            meeting: path of a file in which as many processes as there are ranks meet; None: the others are pretended.
+        """
+        self._contender, self._devices, self._num_nodes = contender, devices, num_nodes
+        self._rank, self._has_peers = rank, meeting is not None
+        self._tell, self._mode, self._num_steps = tell, Rehearsal(self._has_peers), 0
+        self.strategy: Strategy | None = None
+        join(devices * num_nodes, rank, meeting)
+        self._replace(options)
+        register_module_parameter_registration_hook(lambda module, name, one: self._mode.weightless(one))
+        register_module_buffer_registration_hook(lambda module, name, one: self._weightless_buffer(one))
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        _watch_resizes(self._mode)
+        _swap_without_memory()
+        self._mode.__enter__()
+
+    def _replace(self, options: Mapping[str, Any]) -> None:
+        common = {
+            "accelerator": "cpu",
+            "devices": self._devices,
+            "num_nodes": self._num_nodes,
+            "strategy": lambda given: self._contender.make(),
+            "plugins": self._plugins,
+            "watch": False,
+            "compile": False,
+        }
+        own = {name: value for name, value in options.items() if name != "accumulate_grad_batches"}
+        replace_arguments(Fabric, {**common, "loggers": None, **own}, self._made)
+        callbacks = {"callbacks": _without_files}
+        replace_arguments(Trainer, {**common, **_QUIET, **callbacks, "limit_val_batches": 0, **options}, self._made)
+        for owner, name in ((Trainer, "fit"), (Fabric, "setup"), (Fabric, "setup_module")):
+            setattr(owner, name, self._begins_at(getattr(owner, name)))
+
+    def _plugins(self, given: Any) -> list[Any]:
+        kept = given if isinstance(given, list | tuple) else [] if given is None else [given]
+        others = [one for one in kept if not isinstance(one, ClusterEnvironment | Launcher)]
+        return [*others, PretendedEnvironment(self._devices, self._num_nodes, self._rank)]
+
+    def _made(self, owner: Any, given: Mapping[str, Any]) -> None:
+        self.strategy = owner.strategy
+        (pass_by_values if self._has_peers else pretend)(owner.strategy)
+
+    def _begins_at(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def begun(owner: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._begin(module)
+            return method(owner, module, *args, **kwargs)
+
+        return begun
+
+    def _begin(self, module: torch.nn.Module) -> None:
+        """Count from here on. What the module has got otherwise than by its own methods loses its memory too."""
+        for part in module.modules():
+            for name, one in part._parameters.items():
+                part._parameters[name] = None if one is None else self._mode.weightless(one)  # type: ignore[assignment]
+        self._mode.counts = True
+        self._mode.ledger.mark(map(_local, module.parameters()), "parameters")
+        self._mode.ledger.mark(map(_local, module.buffers()), "buffers")
+
+    def _weightless_buffer(self, buffer: torch.Tensor | None) -> torch.Tensor | None:
+        # A counter, which the program may ask for its value.
+        if buffer is None or buffer.numel() <= 1:
+            return buffer
+        return self._mode.weightless(buffer)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        parameters, buffers = self._held(optimizer)
+        self._mode.ledger.mark(map(_local, parameters), "parameters")
+        self._mode.ledger.mark(map(_local, buffers), "buffers")
+        self._mode.ledger.mark((_local(one.grad) for one in parameters if one.grad is not None), "gradients")
+
+    def _held(self, optimizer: torch.optim.Optimizer) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        handles = [] if self.strategy is None else self.strategy.session.handles
+        modules = [module for handle in handles for module in (handle.module, handle.wrapped)]
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        parameters += [one for module in modules for one in module.parameters()]
+        return parameters, [one for module in modules for one in module.buffers()]
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        kept = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
+        self._mode.ledger.mark(map(_local, kept), "optimizer")
+        self._num_steps += 1
+        if self._num_steps < _NUM_STEPS:
+            self._mode.sent.clear()
+            return
+        self._mode.counts = False
+        self._tell(self._found(optimizer))
+        os._exit(0)  # the program isn't asked, and writes nothing
+
+    def _found(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        sent: Counter[str] = Counter()
+        axes = self._axes()
+        for (name, group), size in self._mode.sent.items():
+            sent[f"{name} {axes.get(group, 'all')}"] += size
+        return {
+            "memory": self._mode.ledger.peak(),
+            "sent": dict(sent),
+            "checkpoint_bytes": self._checkpoint_bytes(optimizer),
+            "assumed": list(self._mode.assumed),
+        }
+
+    def _axes(self) -> dict[str, str]:
+        mesh = getattr(self.strategy, "device_mesh", None)
+        names = () if mesh is None else mesh.mesh_dim_names or ()
+        return {mesh.get_group(name).group_name: name for name in names}
+
+    def _checkpoint_bytes(self, optimizer: torch.optim.Optimizer) -> int:
+        """Bytes that each rank writes, parameters and optimizer: its parts, or its share of what all have alike."""
+        assert self.strategy is not None
+        parameters, _ = self._held(optimizer)
+        state = [one for each in optimizer.state.values() for one in each.values() if isinstance(one, torch.Tensor)]
+        pieces = {one.untyped_storage().data_ptr() or id(one): one for one in map(_local, parameters + state)}
+        size = sum({id(one): one.nbytes for one in pieces.values()}.values())
+        alike = Capability.REPLICATED_PARAMETERS in self.strategy.capabilities
+        return -(-size // self.strategy.world_size) if alike else size
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, of a DTensor."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _without_files(given: Any) -> list[Any]:
+    """The user's callbacks, without those that save."""
+    callbacks: Iterable[Any] = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    return [one for one in callbacks if isinstance(one, Callback) and not isinstance(one, _NOT_REHEARSED)]
+
+
+def _watch_resizes(mode: Rehearsal) -> None:
+    """Tell the ledger of storages that are emptied and filled again, as FSDP's are: no operation does that."""
+    own = torch.UntypedStorage.resize_
+
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        if mode.counts:
+            mode.ledger.resize(storage, int(size))
+        return own(storage, size)
+
+    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]  # of this process alone
+
+
+def _swap_without_memory() -> None:
+    """Let `Module.to` work where a tensor without memory is known to others too, which it refuses."""
+    own = torch.utils.swap_tensors
+
+    def swap(first: torch.Tensor, second: torch.Tensor) -> None:
+        if isinstance(first, FakeTensor) and isinstance(second, FakeTensor):
+            first.data = second.detach()
+        else:
+            own(first, second)
+
+    torch.utils.swap_tensors = swap  # of this process alone

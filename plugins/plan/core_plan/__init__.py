@@ -1,5 +1,7 @@
 """Which strategy a training program fits under, and what it does under each: `core plan` and `core compare`."""
 
 from core_plan._version import __version__
+from core_plan.contender import Contender, parse_contenders
+from core_plan.planner import Plan, plan
 
-__all__ = ["__version__"]
+__all__ = ["Contender", "Plan", "__version__", "parse_contenders", "plan"]

@@ -42,7 +42,9 @@ class Ledger:
         self._changes: list[tuple[_Piece, int]] = []
 
     def see(self, tensor: torch.Tensor, in_backward: bool = False) -> None:
-        """Count the tensor's storage, if it is new."""
+        """Count the tensor's storage, if it is new and has memory."""
+        if tensor.is_meta:
+            return
         storage = tensor.untyped_storage()
         if storage not in self._pieces:
             piece = self._pieces[storage] = _Piece(storage.nbytes(), in_backward)
@@ -59,7 +61,8 @@ class Ledger:
         """Say what the storages of these tensors are for."""
         for tensor in tensors:
             self.see(tensor)
-            self._pieces[tensor.untyped_storage()].kind = kind
+            if not tensor.is_meta:
+                self._pieces[tensor.untyped_storage()].kind = kind
 
     def _end(self, piece: _Piece) -> None:
         self._changes.append((piece, -piece.size_bytes))

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.futures import Future
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves, tree_map
 
 from core_plan.rehearsal.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 _REAL_BYTES = {True: 4096, False: 2**24}
 """A tensor made of nothing is real up to this size: of floats, such as a rank's vote, and of integers, by which programs
@@ -26,11 +26,6 @@ decide what they do."""
 _SENT_BYTES = 2**16
 """Between real ranks a tensor of at most this size is sent, such as a pickled object or a loss; of one without values,
 zeros. Both sides know the size."""
-
-_PIECES = 64
-"""Of a tensor that is split into more, those of one shape are one view: it's cheap at any number of ranks."""
-
-_SPLITS = {torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default}
 
 _WITHOUT_MESSAGE = {"wait_tensor", "wrap_tensor_autograd", "barrier", "monitored_barrier"}
 
@@ -67,7 +62,11 @@ class Rehearsal(TorchDispatchMode):
         return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(is_traceable_wrapper_subclass_type(one) for one in types):
+            return NotImplemented  # a DTensor: its own operations on local tensors come next
         kwargs = kwargs or {}
+        if str(kwargs.get("device")) == "meta":
+            return tree_map(_bare, func(*args, **kwargs))  # shapes alone are asked for, as by DTensor
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         is_fake = any(isinstance(tensor, FakeTensor) for tensor in given)
         if func.namespace in ("c10d", "_c10d_functional"):
@@ -77,8 +76,6 @@ class Rehearsal(TorchDispatchMode):
             return self._assume(given[0])
         elif is_fake and func is torch.ops.aten.equal.default:
             return True
-        elif func in _SPLITS and is_fake:
-            result = _split(func, *args, **kwargs)
         elif not given:
             result = self._create(func, args, kwargs)
         else:
@@ -138,22 +135,16 @@ def _with_values(leaf: Any) -> Any:
     return torch.zeros(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, FakeTensor) else leaf
 
 
+def _bare(leaf: Any) -> Any:
+    is_fake = isinstance(leaf, FakeTensor)
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta") if is_fake else leaf
+
+
 def _unsent(func: Any, args: Any) -> Any:
     future: Future[Any] = Future()
     future.set_result(args[0] if isinstance(args[0], list) else [args[0]])
     work = _create_work_from_future(future).boxed()
     return work if len(func._schema.returns) == 1 else (args[0], work)
-
-
-def _split(func: Callable[..., Any], tensor: torch.Tensor, sizes: int | list[int], dim: int = 0) -> Any:
-    length = tensor.shape[dim]
-    each = list(sizes) if not isinstance(sizes, int) else [sizes] * -(-length // max(1, sizes))
-    if len(each) <= _PIECES:
-        return func(tensor, sizes, dim)
-    if isinstance(sizes, int) and length % sizes:
-        each[-1] = length % sizes
-    views = {size: tensor.narrow(dim, 0, size) for size in set(each)}
-    return [views[size] for size in each]
 
 
 def _group_name(each: Any) -> str:

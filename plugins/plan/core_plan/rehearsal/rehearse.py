@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
@@ -22,12 +24,14 @@ from core_plan.rehearsal.mode import Rehearsal
 from core_plan.rehearsal.world import PretendedEnvironment, join, pass_by_values, pretend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from core_plan.contender import Contender
 
 _NUM_STEPS = 2
 """The second has the optimizer's state beside activations."""
+
+_MOST_CHUNKS = 64
 
 _QUIET = {
     "logger": False,
@@ -79,7 +83,10 @@ class Rehearsed:
         register_optimizer_step_post_hook(self._after_step)
         _watch_resizes(self._mode)
         _swap_without_memory()
-        self._mode.__enter__()
+        _chunk_by_shapes()
+        self._entered = ExitStack()  # to the process's end
+        self._entered.enter_context(tracing(TracingContext(self._mode.fake)))  # DTensor finds the mode of fakes there
+        self._entered.enter_context(self._mode)
 
     def _replace(self, options: Mapping[str, Any]) -> None:
         common = {
@@ -216,3 +223,18 @@ def _swap_without_memory() -> None:
             own(first, second)
 
     torch.utils.swap_tensors = swap  # of this process alone
+
+
+def _chunk_by_shapes() -> None:
+    """Let `torch.chunk` make one view of all chunks that have one shape: it's cheap at any number of ranks."""
+    own = torch.chunk
+
+    def chunk(input: torch.Tensor, chunks: int, dim: int = 0) -> Sequence[torch.Tensor]:
+        size = -(-input.shape[dim] // chunks)
+        if chunks <= _MOST_CHUNKS or size == 0 or not isinstance(input, FakeTensor):
+            return own(input, chunks, dim)
+        number, rest = divmod(input.shape[dim], size)
+        last = [input.narrow(dim, number * size, rest)] if rest else []
+        return tuple([input.narrow(dim, 0, size)] * number + last)
+
+    torch.chunk = chunk  # type: ignore[assignment]  # of this process alone

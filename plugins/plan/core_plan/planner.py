@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import os
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-_TIMEOUT_S = 300.0
+_TIMEOUT_S = 120.0
 _MOST_PROCESSES = 8
 """A strategy whose ranks do different things, such as a pipeline's, is rehearsed by all of them: by at most so many."""
 
@@ -37,6 +38,7 @@ class Plan:
         memory: bytes at the peak by kind: parameters, gradients, optimizer, activations, buffers, transient.
         sent: bytes that a rank hands to collectives from one optimizer step to the next, by operation and axis.
         checkpoint_bytes: that a rank writes.
+        source: "rehearsed" without memory; "run" for real, with as many ranks; or "extrapolated" from runs of 1 and 2 ranks.
         assumed: values that the program asked for and nobody has, and what they were taken to be.
         failure: why there is no plan; None if there is one.
     """
@@ -47,6 +49,7 @@ class Plan:
     memory: Mapping[str, int] = field(default_factory=dict)
     sent: Mapping[str, int] = field(default_factory=dict)
     checkpoint_bytes: int = 0
+    source: str = "rehearsed"
     assumed: Sequence[str] = ()
     failure: str | None = None
 
@@ -85,33 +88,104 @@ def plan(
         options: arguments of Trainer that replace the program's, such as `precision`.
     """
     run = _runner(program, list(arguments))
+    given = {name: value for name, value in options.items() if value is not None}
     return [
-        Plan(str(each), devices, num_nodes, **_rehearsed(run, each, devices, num_nodes, options, is_loud))
+        Plan(str(each), devices, num_nodes, **_rehearsed(_Stage(run, each, devices, num_nodes, given, is_loud)))
         for each in parse_contenders(strategies)
     ]
 
 
-def _rehearsed(
-    run: Callable[[], None], each: Contender, devices: int, num_nodes: int, options: Mapping[str, Any], is_loud: bool
-) -> dict[str, Any]:
-    given = {name: value for name, value in options.items() if value is not None}
+@dataclass(frozen=True)
+class _Stage:
+    """Where a program is rehearsed under one strategy.
 
-    def rehearse(rank: int, meeting: str | None, tell: Callable[[Any], None]) -> None:
-        from core_plan.rehearsal.rehearse import Rehearsed
+    Attributes:
+        run: the program.
+        contender: the strategy.
+        devices, num_nodes: the ranks.
+        options: arguments of Trainer or Fabric.
+        is_loud: let it print.
+    """
 
-        Rehearsed(each, devices, num_nodes, given, tell, rank, meeting)
-        run()
+    run: Callable[[], None]
+    contender: Contender
+    devices: int
+    num_nodes: int
+    options: Mapping[str, Any]
+    is_loud: bool
 
-    (found,) = in_children([functools.partial(rehearse, 0, None)], timeout_s=_TIMEOUT_S, is_loud=is_loud)
-    world_size = devices * num_nodes
-    if "failure" not in found or found.pop("is_refusal", False) or not 1 < world_size <= _MOST_PROCESSES:
-        return found
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [functools.partial(rehearse, rank, f"{folder}/meeting") for rank in range(world_size)]
-        every = in_children(ranks, timeout_s=_TIMEOUT_S, is_loud=is_loud)
-    if failed := [one for one in every if "failure" in one]:
-        return {"failure": failed[0]["failure"]}
-    return max(every, key=lambda one: sum(one["memory"].values()))
+    def rehearse(self, *, num_processes: int = 1, is_real: bool = False) -> dict[str, Any]:
+        """The findings of the rank that needs most, or the first failure.
+
+        Args:
+            num_processes: 1 pretends all other ranks; else as many as there are ranks.
+            is_real: with real tensors.
+        """
+
+        def child(rank: int, meeting: str | None, tell: Callable[[Any], None]) -> None:
+            from core_plan.rehearsal.rehearse import Rehearsed
+
+            place = (self.devices, self.num_nodes, self.options, tell, rank, meeting)
+            Rehearsed(self.contender, *place, is_real=is_real)
+            self.run()
+
+        with tempfile.TemporaryDirectory() as folder:
+            meeting = f"{folder}/meeting" if num_processes > 1 else None
+            ranks = [functools.partial(child, rank, meeting) for rank in range(num_processes)]
+            every = in_children(ranks, timeout_s=_TIMEOUT_S, is_loud=self.is_loud)
+        if failed := [one for one in every if "failure" in one]:
+            return failed[0]
+        return max(every, key=lambda one: sum(one["memory"].values()))
+
+
+def _rehearsed(stage: _Stage) -> dict[str, Any]:
+    world_size = stage.devices * stage.num_nodes
+    found = stage.rehearse()
+    if "failure" in found and not found.get("is_refusal") and 1 < world_size <= _MOST_PROCESSES:
+        found = stage.rehearse(num_processes=world_size)
+    if "failure" in found and not found.get("is_refusal") and (run_small := _small(stage)):
+        found = run_small
+    found.pop("is_refusal", None)
+    return found
+
+
+def _small(stage: _Stage) -> dict[str, Any] | None:
+    """The findings of real runs of 1 and 2 ranks, and what follows from them for more; None if one of them fails."""
+    alone = dataclasses.replace(stage, devices=1, num_nodes=1)
+    needed = dataclasses.replace(alone, contender=Contender("single_device")).rehearse()
+    if 4 * sum(needed.get("memory", {}).values()) > _available_bytes():
+        return None
+    world_size = stage.devices * stage.num_nodes
+    one = alone.rehearse(is_real=True)
+    if "failure" in one or world_size == 1:
+        return None if "failure" in one else {**one, "source": "run"}
+    two = dataclasses.replace(stage, devices=2, num_nodes=1).rehearse(num_processes=2, is_real=True)
+    if "failure" in two or world_size == 2:
+        return None if "failure" in two else {**two, "source": "run"}
+    more: dict[str, Any] = {"source": "extrapolated"}
+    more["memory"] = {
+        key: _extrapolated(one["memory"][key], of_two, world_size) for key, of_two in two["memory"].items()
+    }
+    # One rank gathers nothing, and what each of more gives is its share.
+    more["sent"] = {
+        key: 2 * of_two // world_size
+        if key.startswith("allgather")
+        else _extrapolated(one["sent"].get(key, of_two), of_two, world_size)
+        for key, of_two in two["sent"].items()
+    }
+    more["checkpoint_bytes"] = _extrapolated(one["checkpoint_bytes"], two["checkpoint_bytes"], world_size)
+    return more
+
+
+def _extrapolated(one: int, two: int, world_size: int) -> int:
+    """What a part that every rank has and a part that ranks share make with so many, if 1 and 2 ranks need these."""
+    shared = 2 * (one - two)
+    return max(0, one - shared + shared // world_size)
+
+
+def _available_bytes() -> int:
+    pages = os.sysconf("SC_AVPHYS_PAGES")
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _runner(program: str | Callable[[], nn.Module], arguments: list[str]) -> Callable[[], None]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import weakref
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +16,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.futures import Future
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 from core_plan.rehearsal.ledger import Ledger
 
@@ -27,7 +31,10 @@ _SENT_BYTES = 2**16
 """Between real ranks a tensor of at most this size is sent, such as a pickled object or a loss; of one without values,
 zeros. Both sides know the size."""
 
-_WITHOUT_MESSAGE = {"wait_tensor", "wrap_tensor_autograd", "barrier", "monitored_barrier"}
+_HANDED = ("tensors", "tensor", "inputs", "input", "input_tensors", "input_tensor")
+"""The arguments of a collective that hold what this rank gives."""
+
+_WITHOUT_MESSAGE = {"wait_tensor", "wrap_tensor_autograd", "barrier", "monitored_barrier", "recv", "recv_any_source"}
 
 
 class Rehearsal(TorchDispatchMode):
@@ -43,19 +50,25 @@ class Rehearsal(TorchDispatchMode):
         counts: whether `ledger` counts.
     """
 
-    def __init__(self, has_peers: bool = False) -> None:
-        """Not entered. `has_peers`: the process group is a real one, whose other ranks rehearse too."""
+    def __init__(self, has_peers: bool = False, is_real: bool = False) -> None:
+        """Not entered.
+
+        Args:
+            has_peers: the process group is a real one, whose other ranks rehearse too.
+            is_real: tensors have memory as ever, and are only counted.
+        """
         super().__init__()
-        self._has_peers = has_peers
+        self._has_peers, self._is_real = has_peers, is_real
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.ledger = Ledger()
         self.sent: Counter[tuple[str, str]] = Counter()
         self.assumed: dict[str, None] = {}
         self.counts = False
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary(ref_type=weakref.ref)
 
     def weightless(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the same shape, strides and dtype on the CPU, without memory."""
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if self._is_real or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return tensor  # without memory already, or made of such
         with self.fake:
             made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -70,16 +83,18 @@ class Rehearsal(TorchDispatchMode):
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         is_fake = any(isinstance(tensor, FakeTensor) for tensor in given)
         if func.namespace in ("c10d", "_c10d_functional"):
-            self._count_sent(func, given, args)
+            self._count_sent(func, args, kwargs)
             result = self._exchange(func, args, kwargs, given, is_fake)
-        elif is_fake and func is torch.ops.aten._local_scalar_dense.default:
+        elif is_fake and func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default):
             return self._assume(given[0])
         elif is_fake and func is torch.ops.aten.equal.default:
             return True
-        elif not given:
+        elif not given and not self._is_real:
             result = self._create(func, args, kwargs)
         else:
             result = self._run(func, args, kwargs)
+            if is_fake:
+                self._know(func, args, kwargs, result)
         if self.counts:
             in_backward = torch._C._current_graph_task_id() != -1
             for tensor in tree_leaves(result):
@@ -88,7 +103,7 @@ class Rehearsal(TorchDispatchMode):
         return result
 
     def _exchange(self, func: Any, args: Any, kwargs: Any, given: Sequence[torch.Tensor], is_fake: bool) -> Any:
-        if func.namespace != "c10d" or (not is_fake and not self._has_peers):
+        if func.namespace != "c10d" or self._is_real or (not is_fake and not self._has_peers):
             return func(*args, **kwargs)
         if not self._has_peers or any(tensor.nbytes > _SENT_BYTES for tensor in given):
             return _unsent(func, args)
@@ -102,6 +117,18 @@ class Rehearsal(TorchDispatchMode):
         except (DynamicOutputShapeException, NotImplementedError) as cause:
             raise CannotRehearse(f"{func} needs the values of its tensors, and {_place()} asks for it.") from cause
 
+    def _know(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Remember that all numbers are finite, and what follows: what a loop asks before its optimizer's step."""
+        if not isinstance(result, FakeTensor):
+            return
+        if (known := _of_finite(func, args)) is not None:
+            self._known[result] = torch.tensor(known)
+        elif self._known:
+            own = [self._known.get(leaf, leaf) if isinstance(leaf, FakeTensor) else leaf for leaf in tree_leaves(args)]
+            if len(own) == len(args) and not any(isinstance(leaf, FakeTensor) for leaf in own):
+                with suppress(Exception):  # a shape that only the whole has
+                    self._known[result] = func(*own, **kwargs)
+
     def _create(self, func: Any, args: Any, kwargs: Any) -> Any:
         with self.fake:
             made = func(*args, **kwargs)
@@ -112,23 +139,36 @@ class Rehearsal(TorchDispatchMode):
     def _assume(self, tensor: torch.Tensor) -> Any:
         """The value of one element that nobody has: what nothing goes wrong with."""
         value = True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+        if tensor in self._known:
+            return self._known[tensor].item()
         if place := _place():
             self.assumed[f"{place}: a value that isn't known was taken to be {value}"] = None
         return value
 
-    def _count_sent(self, func: Any, given: Sequence[torch.Tensor], args: Any) -> None:
+    def _count_sent(self, func: Any, args: Any, kwargs: Any) -> None:
         name = func._schema.name.partition("::")[2].strip("_")
         if name in _WITHOUT_MESSAGE:
             return
-        groups = [_group_name(each) for each in args if isinstance(each, torch.ScriptObject | str)]
-        own = given
-        if name in ("allgather", "_allgather_base", "_reduce_scatter_base", "reduce_scatter", "alltoall", "scatter"):
-            own = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, torch.Tensor)]
-        self.sent[name, next(filter(None, reversed(groups)), "")] += sum(tensor.nbytes for tensor in own)
+        named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        handed = [leaf for key in _HANDED for leaf in tree_leaves(named.get(key)) if isinstance(leaf, torch.Tensor)]
+        groups = [_group_name(each) for each in named.values() if isinstance(each, torch.ScriptObject | str)]
+        self.sent[name, next(filter(None, reversed(groups)), "")] += sum(tensor.nbytes for tensor in handed)
 
 
 class CannotRehearse(RuntimeError):
     """A program needs a value, and its tensors have none."""
+
+
+def _of_finite(func: Any, args: Any) -> bool | None:
+    """What the operation answers where it asks finite numbers whether they are finite; None if it asks otherwise."""
+    aten = torch.ops.aten
+    if func in (aten.isnan.default, aten.isinf.default):
+        return False
+    if func in (aten.eq.Tensor, aten.ne.Tensor) and args[1] is args[0]:
+        return bool(func is aten.eq.Tensor)
+    if func in (aten.eq.Scalar, aten.ne.Scalar) and abs(args[1]) == math.inf:
+        return bool(func is aten.ne.Scalar)
+    return None
 
 
 def _with_values(leaf: Any) -> Any:

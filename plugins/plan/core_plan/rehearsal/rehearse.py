@@ -59,6 +59,8 @@ class Rehearsed:
         tell: Callable[[Any], None],
         rank: int = 0,
         meeting: str | None = None,
+        *,
+        is_real: bool = False,
     ) -> None:
         """Change this process for good: the next Trainer or Fabric is rehearsed.
 
@@ -70,10 +72,11 @@ class Rehearsed:
             tell: called once, with the findings. The process has ended then.
             rank: of this process.
             meeting: path of a file in which as many processes as there are ranks meet; None: the others are pretended.
+            is_real: run with real tensors, for engines that take no others.
         """
         self._contender, self._devices, self._num_nodes = contender, devices, num_nodes
-        self._rank, self._has_peers = rank, meeting is not None
-        self._tell, self._mode, self._num_steps = tell, Rehearsal(self._has_peers), 0
+        self._rank, self._has_peers, self._is_real = rank, meeting is not None, is_real
+        self._tell, self._mode, self._num_steps = tell, Rehearsal(self._has_peers, is_real), 0
         self.strategy: Strategy | None = None
         join(devices * num_nodes, rank, meeting)
         self._replace(options)
@@ -82,8 +85,9 @@ class Rehearsed:
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         _watch_resizes(self._mode)
-        _swap_without_memory()
-        _chunk_by_shapes()
+        if not is_real:
+            _swap_without_memory()
+            _chunk_by_shapes()
         self._entered = ExitStack()  # to the process's end
         self._entered.enter_context(tracing(TracingContext(self._mode.fake)))  # DTensor finds the mode of fakes there
         self._entered.enter_context(self._mode)
@@ -112,7 +116,8 @@ class Rehearsed:
 
     def _made(self, owner: Any, given: Mapping[str, Any]) -> None:
         self.strategy = owner.strategy
-        (pass_by_values if self._has_peers else pretend)(owner.strategy)
+        if not self._is_real:
+            (pass_by_values if self._has_peers else pretend)(owner.strategy)
 
     def _begins_at(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -183,8 +188,7 @@ class Rehearsed:
         assert self.strategy is not None
         parameters, _ = self._held(optimizer)
         state = [one for each in optimizer.state.values() for one in each.values() if isinstance(one, torch.Tensor)]
-        pieces = {one.untyped_storage().data_ptr() or id(one): one for one in map(_local, parameters + state)}
-        size = sum({id(one): one.nbytes for one in pieces.values()}.values())
+        size = sum({id(one): one.nbytes for one in map(_local, parameters + state) if not one.is_meta}.values())
         alike = Capability.REPLICATED_PARAMETERS in self.strategy.capabilities
         return -(-size // self.strategy.world_size) if alike else size
 

@@ -98,7 +98,11 @@ def pass_by_values(strategy: Strategy) -> None:
 
 
 def _reduce_alike(
-    own: Callable[..., Any], tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    own: Callable[..., Any],
+    tensor: torch.Tensor,
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
 ) -> Any:
     """`torch.distributed.all_reduce` where all ranks have the same tensor."""
     work = own(tensor, op, group, async_op)

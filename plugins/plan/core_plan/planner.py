@@ -38,7 +38,7 @@ class Plan:
         memory: bytes at the peak by kind: parameters, gradients, optimizer, activations, buffers, transient.
         sent: bytes that a rank hands to collectives from one optimizer step to the next, by operation and axis.
         checkpoint_bytes: that a rank writes.
-        source: "rehearsed" without memory; "run" for real, with as many ranks; or "extrapolated" from runs of 1 and 2 ranks.
+        source: "rehearsed" without memory; "run" for real, with as many ranks; "extrapolated" from runs of 1 and 2.
         assumed: values that the program asked for and nobody has, and what they were taken to be.
         failure: why there is no plan; None if there is one.
     """
@@ -157,7 +157,7 @@ def _small(stage: _Stage) -> dict[str, Any] | None:
         return None
     world_size = stage.devices * stage.num_nodes
     one = alone.rehearse(is_real=True)
-    if "failure" in one or world_size == 1:
+    if world_size == 1 or ("failure" in one and world_size != 2):
         return None if "failure" in one else {**one, "source": "run"}
     two = dataclasses.replace(stage, devices=2, num_nodes=1).rehearse(num_processes=2, is_real=True)
     if "failure" in two or world_size == 2:

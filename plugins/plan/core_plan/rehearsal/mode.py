@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import weakref
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.futures import Future
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from core_plan.rehearsal.ledger import Ledger
 
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _REAL_BYTES = {True: 4096, False: 2**24}
-"""A tensor made of nothing is real up to this size: of floats, such as a rank's vote, and of integers, by which programs
-decide what they do."""
+"""A tensor made of nothing is real up to this size: of floats, such as a rank's vote, and of integers, by which a
+program decides what it does."""
 
 _SENT_BYTES = 2**16
 """Between real ranks a tensor of at most this size is sent, such as a pickled object or a loss; of one without values,
@@ -64,7 +63,7 @@ class Rehearsal(TorchDispatchMode):
         self.sent: Counter[tuple[str, str]] = Counter()
         self.assumed: dict[str, None] = {}
         self.counts = False
-        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary(ref_type=weakref.ref)
+        self._known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def weightless(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the same shape, strides and dtype on the CPU, without memory."""
@@ -72,7 +71,9 @@ class Rehearsal(TorchDispatchMode):
             return tensor  # without memory already, or made of such
         with self.fake:
             made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+        if isinstance(tensor, torch.nn.Parameter):
+            made.requires_grad_(tensor.requires_grad)._is_param = True  # as nn.Parameter does, whose is a view here
+        return made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass_type(one) for one in types):
@@ -89,6 +90,8 @@ class Rehearsal(TorchDispatchMode):
             return self._assume(given[0])
         elif is_fake and func is torch.ops.aten.equal.default:
             return True
+        elif is_fake and func is torch.ops.aten.nonzero.default:
+            result = self._places(given[0])
         elif not given and not self._is_real:
             result = self._create(func, args, kwargs)
         else:
@@ -144,6 +147,13 @@ class Rehearsal(TorchDispatchMode):
         if place := _place():
             self.assumed[f"{place}: a value that isn't known was taken to be {value}"] = None
         return value
+
+    def _places(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The places that aren't zero: all; of a part of a tensor, such as one expert's, that part's share of them."""
+        base = tensor._base
+        count = tensor.numel() if base is None else -(-tensor.numel() * tensor.numel() // base.numel())
+        self.assumed[f"{_place()}: of {tensor.numel()} elements {count} were taken not to be zero"] = None
+        return torch.zeros(count, tensor.ndim, dtype=torch.int64)
 
     def _count_sent(self, func: Any, args: Any, kwargs: Any) -> None:
         name = func._schema.name.partition("::")[2].strip("_")

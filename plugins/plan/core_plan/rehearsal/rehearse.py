@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from core_plan.contender import Contender
 
 _NUM_STEPS = 2
-"""The second has the optimizer's state beside activations."""
+"""The second has the optimizer's state beside activations. Real engines settle in a third."""
 
 _MOST_CHUNKS = 64
 
@@ -159,7 +159,7 @@ class Rehearsed:
         kept = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
         self._mode.ledger.mark(map(_local, kept), "optimizer")
         self._num_steps += 1
-        if self._num_steps < _NUM_STEPS:
+        if self._num_steps < _NUM_STEPS + self._is_real:
             self._mode.sent.clear()
             return
         self._mode.counts = False

@@ -1,4 +1,4 @@
-"""The world of a rehearsal: of any number of ranks, of which this process is the only one; or of some processes here."""
+"""The world of a rehearsal: any number of ranks, of which this process is the only one, or a few processes here."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""A program under several strategies in turns: `core compare`. `rank` runs in the program's processes, the rest outside."""
+"""A program under several strategies in turns: `core compare`.
+
+`rank`, `recorder`, `weights`, `traffic` and `silence` run in the program's processes, the rest outside of them.
+"""

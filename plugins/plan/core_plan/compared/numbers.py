@@ -17,8 +17,6 @@ ROUNDING = 10.0
 _FEW_STEPS = 3
 _MOST_STEPS = 32
 
-Distances = "Mapping[str, list[tuple[str, float, float]]]"
-
 
 @dataclass
 class Parting:
@@ -51,8 +49,8 @@ def why_not_comparable(result: Result, reference: Result) -> str:
     own, expected = result.samples_per_step, reference.samples_per_step
     if own != expected:
         return (
-            f"a step takes {own:g} samples over all ranks, and {expected:g} under {reference.strategy}: it splits the "
-            "data into other shards"
+            f"a step takes {own:g} samples of all ranks, and {expected:g} under {reference.strategy}, since the data "
+            f"has other shards. With a Trainer, --global-batch-size {max(own or 0, expected or 0):g} makes them alike"
         )
     return ""
 
@@ -154,10 +152,11 @@ def sentence(found: Mapping[str, Any], reference: str, has_dropout: bool = False
     if not found["comparable"]:
         return f"losses aren't comparable: {found['why']}"
     step, parting = found["loss_parts_at_step"], found["weights_part"]
-    difference = f"{found['largest_loss_difference']:.1e}"
+    difference = found["largest_loss_difference"]
     if step is None and parting is None:
         kind = "losses and weights" if found["weights_compared"] else "losses"
-        return f"{kind} as under {reference} (losses within {difference})"
+        how = f"within {difference:.1e} of the largest" if difference else "bit by bit"
+        return f"{kind} as under {reference}; losses {how}"
     parts = []
     if step is not None:
         parts.append(

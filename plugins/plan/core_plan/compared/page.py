@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from core_plan.compared.figures import Result
 
 _STYLE = """<style>
-.bars { display: grid; gap: .35rem .8rem; grid-template-columns: max-content 1fr max-content; margin: .5rem 0 1.5rem; }
-.bars div { align-self: center; }
-.bars .track { background: var(--soft); border-radius: .25rem; height: 1.1rem; position: relative; }
-.bars .bar { border-radius: .25rem; height: 100%; }
+.bars { display: grid; gap: .35rem .8rem; grid-auto-flow: row dense; margin: .5rem 0 1.5rem; }
+.bars { align-items: center; grid-template-columns: max-content 1fr max-content; }
+.bars .name { overflow-wrap: anywhere; }
+.bars .value { font-variant-numeric: tabular-nums; grid-column: 3; text-align: right; }
+.bars .track { background: var(--soft); border-radius: .25rem; grid-column: 2; height: 1.1rem; position: relative; }
+.bars .bar { border-radius: .25rem; display: block; height: 100%; margin: 0; }
 .bars .range { background: currentColor; height: 2px; opacity: .65; position: absolute; top: calc(50% - 1px); }
-.bars .value { font-variant-numeric: tabular-nums; text-align: right; }
 @media (max-width: 40rem) {
   .bars { grid-template-columns: 1fr max-content; }
-  .bars .track { grid-column: 1 / -1; grid-row: auto; order: 0; }
-  .bars .name, .bars .value { order: 0; }
+  .bars .value { grid-column: 2; }
+  .bars .track { grid-column: 1 / -1; margin-bottom: .4rem; }
 }
 </style>"""
 
@@ -44,7 +45,7 @@ def _name(comparison: Comparison) -> str:
 
 def _body(comparison: Comparison) -> Iterator[str]:
     results = comparison.results
-    yield _STYLE.replace("\n.bars .track", "\n.bars .track", 1)
+    yield _STYLE
     yield f"<h1>{len(results)} strategies for {text(_name(comparison))}</h1>"
     yield f"<pre><code>{text(shlex.join(comparison.settings.program))}</code></pre>"
     if comparison.interrupted:
@@ -71,8 +72,7 @@ def _numbers(comparison: Comparison) -> Iterator[str]:
         found = result.numbers
         is_apart = found.get("weights_part") or found.get("loss_parts_at_step") is not None
         kind = "failed" if is_apart or result.status == "failed" else ""
-        sentence = note(comparison, result)
-        rows.append([_key(number, result), f'<span class="{kind}">{text(sentence[:1].upper() + sentence[1:])}</span>'])
+        rows.append([_key(number, result), f'<span class="{kind}">{text(note(comparison, result))}</span>'])
     yield from table(["Strategy", "Losses and weights"], rows, "stacked brief")
 
 
@@ -108,10 +108,10 @@ def _bars(
             low, high = (100 * end / largest for end in ranges[number])
             line = f'<div class="range" style="left:{low:.2f}%;width:{high - low:.2f}%"></div>'
         colour = f"key {colour_class(number)}"
-        bar = f'<div class="bar {colour}" style="display:block;margin:0;width:{100 * value / largest:.2f}%"></div>'
+        bar = f'<div class="bar {colour}" style="width:{100 * value / largest:.2f}%"></div>'
         yield (
-            f'<div class="name">{text(results[number].strategy)}</div><div class="track">{bar}{line}</div>'
-            f'<div class="value">{text(shown(value))}</div>'
+            f'<div class="name">{text(results[number].strategy)}</div><div class="value">{text(shown(value))}</div>'
+            f'<div class="track">{bar}{line}</div>'
         )
     yield "</div>"
 

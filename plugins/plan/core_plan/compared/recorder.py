@@ -100,7 +100,7 @@ class Recorder:
             if not self.task.extras:
                 raise SystemExit(0)
             self._traffic = Traffic()
-            self._traffic.__enter__()
+            self._traffic.__enter__()  # type: ignore[no-untyped-call]  # as its __init__
 
     def end(self) -> None:
         """All ranks, where there are no more steps.
@@ -164,7 +164,7 @@ class Recorder:
 
     def _end_counted_step(self) -> None:
         assert self._traffic is not None
-        self._traffic.__exit__(None, None, None)
+        self._traffic.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # likewise
         self._record["sent_bytes"] = dict(self._traffic.sent)
         self._traffic = None
         self._write()

@@ -1,4 +1,4 @@
-"""One run of the program: `core run` with our prelude, in processes of its own, waited for and ended with all of them."""
+"""One run of the program: `core run` with our prelude, until all of its processes have ended."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import core
 from core.cli import paragraph, size_text, styled, table
 from core_plan.compared import numbers
+from core_plan.compared.task import num_warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ HEADERS = ("strategy", "samples/s", "memory", "sent", "start-up", "checkpoint")
 def lines(comparison: Comparison) -> Iterator[str]:
     """The table, a row a contender, with what became of its numbers below it."""
     results = comparison.results
-    yield from table(HEADERS, [cells(result) for result in results], [_note(comparison, result) for result in results])
+    yield from table(HEADERS, [cells(result) for result in results], [note(comparison, result) for result in results])
     yield from paragraph(conditions(comparison))
     if comparison.interrupted:
         yield styled("Interrupted: this is what there is.", fg="yellow")
@@ -61,22 +62,18 @@ def _short(rate: float) -> str:
 
 
 def note(comparison: Comparison, result: Result) -> str:
-    """What became of a contender's numbers, or why it has none."""
+    """What became of a contender's numbers, or why it has none, as sentences; empty where there is nothing to say."""
     reference = comparison.reference
     verdict = ""
     if result is reference and len(comparison.results) > 1:
         verdict = "the reference for the numbers"
     elif reference is not None:
         verdict = numbers.sentence(result.numbers, reference.strategy, result.has_dropout)
-    short = f"the program has ended after {result.num_steps} of {comparison.settings.steps} steps"
-    is_short = result.status == "measured" and result.num_steps < comparison.settings.steps
-    return "; ".join(filter(None, [verdict, short if is_short else "", result.reason]))
-
-
-def _note(comparison: Comparison, result: Result) -> str:
-    text = note(comparison, result)
-    text = text if text == result.reason else text[:1].upper() + text[1:]
-    return text + "." * (not text.endswith(".")) if text else ""
+    steps = comparison.settings.steps
+    is_short = result.status == "measured" and result.num_steps < steps
+    short = f"the program has ended after {result.num_steps} of {steps} steps" if is_short else ""
+    parts = [part[:1].upper() + part[1:] for part in (verdict, short) if part]
+    return " ".join(part + "." * (not part.endswith(".")) for part in (*parts, result.reason) if part)
 
 
 def conditions(comparison: Comparison) -> str:
@@ -84,10 +81,11 @@ def conditions(comparison: Comparison) -> str:
     settings = comparison.settings
     ranks = settings.devices * settings.num_nodes
     of = next((result.memory_of for result in comparison.results if result.memory_of), "process")
-    warm_up = max(1, -(-settings.steps // 5))
+    warm_up = num_warm_up(settings.steps)
+    rounds = max(result.rounds for result in comparison.results) or settings.rounds
     return (
-        f"{ranks} process{'es' * (ranks != 1)}, {settings.steps} steps in each of {settings.rounds} "
-        f"round{'s' * (settings.rounds != 1)}, the first {warm_up} of them as warm-up. Samples a second: median and "
+        f"{ranks} process{'es' * (ranks != 1)}, {settings.steps} steps in each of {rounds} "
+        f"round{'s' * (rounds != 1)}, the first {warm_up} of them as warm-up. Samples a second: median and "
         f"quartiles. Memory: the peak of a rank's {of}. Sent: what a rank hands to torch.distributed in a step. "
         "Start-up: from the launch to the end of the first step."
     )

@@ -65,13 +65,14 @@ class Task:
         return cls(**json.loads(Path(path).read_text(encoding="utf-8"))) if path else None
 
     @property
-    def num_warm_up(self) -> int:
-        """Steps that aren't timed: the first fifth, at least one."""
-        return max(1, -(-self.steps // 5))
-
-    @property
     def marks(self) -> list[int]:
         """The steps after which the clock is read: the end of the warm-up, and then of at most 10 blocks alike."""
-        timed = self.steps - self.num_warm_up
+        warm_up = num_warm_up(self.steps)
+        timed = self.steps - warm_up
         size = max(1, timed // 10)
-        return [self.num_warm_up + size * number for number in range(timed // size + 1)]
+        return [warm_up + size * number for number in range(timed // size + 1)]
+
+
+def num_warm_up(steps: int) -> int:
+    """Steps of a run that aren't timed: the first fifth, at least one."""
+    return max(1, -(-steps // 5))

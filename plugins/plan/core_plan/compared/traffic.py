@@ -24,7 +24,7 @@ class Traffic(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types there, until 2.13 at least
         self.sent: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -39,6 +39,6 @@ def _inputs(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterat
     """The tensors that are sent: the arguments called inputs, or else the first with tensors."""
     named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
     given = [value for name, value in named.items() if name.startswith("input")]
-    for leaf in tree_leaves(given or next(iter(named.values()), None)):
+    for leaf in tree_leaves(given or next(iter(named.values()), [])):
         if isinstance(leaf, Tensor):
             yield leaf

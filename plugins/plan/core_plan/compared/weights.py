@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ class WeightRecord:
         self.distances[step] = [(name, *self._distance(name, found.get(name), expected[name])) for name in expected]
 
     def _stride(self, stream: Any) -> int:
-        total = sum(described.dtype.itemsize * _numel(described.shape) for described in stream.metadata())
+        total: int = sum(described.dtype.itemsize * math.prod(described.shape) for described in stream.metadata())
         return max(1, -(-total * len(self._task.weight_steps) // self._task.budget_bytes))
 
     def _distance(self, name: str, found: Tensor | None, expected: Tensor) -> tuple[float, float]:
@@ -74,10 +75,6 @@ class WeightRecord:
         moved = expected.double() if begin is None or begin is expected else expected.double() - begin.double()
         scale = float(moved.norm()) or float(expected.double().norm())
         return (norm / scale if scale else float(norm > 0)), largest
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
 
 
 def disturb(optimizer: torch.optim.Optimizer) -> None:

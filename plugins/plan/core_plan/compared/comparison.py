@@ -79,29 +79,29 @@ class Comparison:
         """The first contender that could be measured; the others' numbers are compared with its own."""
         return next((result for result in self.results if result.status == "measured"), None)
 
-    def run(self, tell: Callable[[str], None]) -> None:
+    def run(self, report: Callable[[str], None]) -> None:
         """Run all; where Ctrl-C comes, what there is stays.
 
         Args:
-            tell: takes a line of progress.
+            report: called with each line of progress.
         """
         folder = Path(tempfile.mkdtemp(prefix="core-compare-", dir=self.settings.scratch or None))
         try:
             for number in range(self.settings.rounds):
-                self._run_round(number, folder, tell)
-            self._compare_numbers(folder, tell)
+                self._run_round(number, folder, report)
+            self._compare_numbers(folder, report)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
             self._judge({}, {})
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _run_round(self, number: int, folder: Path, tell: Callable[[str], None]) -> None:
+    def _run_round(self, number: int, folder: Path, report: Callable[[str], None]) -> None:
         """Time each contender once; in odd rounds the last comes first, so that no one always follows the same."""
         for result in self.results if number % 2 == 0 else reversed(self.results):
             if result.status == "failed":
                 continue
-            tell(f"Round {number + 1} of {self.settings.rounds}: {result.strategy}")
+            report(f"Round {number + 1} of {self.settings.rounds}: {result.strategy}")
             task = self._task(result, folder, extras=number == 0)
             if task.extras and self._saves:
                 task.checkpoint = str(Path(task.folder, "checkpoint"))
@@ -114,7 +114,7 @@ class Comparison:
     def _saves(self) -> bool:
         return self.settings.saves and (self.settings.num_nodes == 1 or bool(self.settings.scratch))
 
-    def _compare_numbers(self, folder: Path, tell: Callable[[str], None]) -> None:
+    def _compare_numbers(self, folder: Path, report: Callable[[str], None]) -> None:
         """Run the reference and all that should equal it once more, untimed, and compare their weights step by step."""
         reference = self.reference
         compared = [
@@ -137,9 +137,9 @@ class Comparison:
         distances: dict[str, Any] = {}
         rounding: dict[str, Any] = {}
         try:
-            tell(f"Numbers: {reference.strategy}")
+            report(f"Numbers: {reference.strategy}")
             self._run(self._task(reference, folder, writes_reference=True, **what))
-            tell(f"Numbers: {reference.strategy}, its first weights changed by rounding")
+            report(f"Numbers: {reference.strategy}, its first weights changed by rounding")
             ranks = self._run(self._task(reference, folder, disturbed=True, **what))
             rounding = {"losses": mean_losses(ranks), "distances": ranks[0]["distances"]}
         except RunFailed as failure:
@@ -148,7 +148,7 @@ class Comparison:
         finally:
             self._judge({}, rounding)
         for result in compared:
-            tell(f"Numbers: {result.strategy}")
+            report(f"Numbers: {result.strategy}")
             try:
                 distances[result.strategy] = self._run(self._task(result, folder, **what))[0]["distances"]
             except RunFailed as failure:

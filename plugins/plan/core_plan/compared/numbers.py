@@ -114,7 +114,7 @@ def judge(
     distances: Mapping[str, Any] | None,
     rounding: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What `--json` says of a contender's numbers.
+    """The verdict on a contender's numbers, as `--json` has it.
 
     Args:
         result: the contender.
@@ -155,7 +155,7 @@ def sentence(found: Mapping[str, Any], reference: str, has_dropout: bool = False
     difference = found["largest_loss_difference"]
     if step is None and parting is None:
         kind = "losses and weights" if found["weights_compared"] else "losses"
-        how = f"within {difference:.1e} of the largest" if difference else "bit by bit"
+        how = f"within {difference:.1e} of the largest" if difference else "equal bit by bit"
         return f"{kind} as under {reference}; losses {how}"
     parts = []
     if step is not None:

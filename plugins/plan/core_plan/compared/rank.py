@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from core import Callback, ConfigurationError
 from core_plan.arguments import replace_arguments
-from core_plan.compared.recorder import Recorder, samples_in
+from core_plan.compared.recorder import RunRecorder, samples_in
 from core_plan.compared.silence import kept_callbacks, silent_loggers
 from core_plan.compared.task import VARIABLE, Task
 from core_plan.contender import Contender
@@ -26,7 +26,7 @@ def begin() -> None:
     Raises:
         ConfigurationError: it wasn't.
     """
-    import core
+    from core import Fabric, Trainer, seed_everything
 
     task = Task.read()
     if task is None:
@@ -34,8 +34,8 @@ def begin() -> None:
             f"The prelude core-compare is for the processes that `core compare` starts: {VARIABLE} isn't set. Use "
             "`core compare train.py --strategies ddp,fsdp`."
         )
-    core.seed_everything(task.seed)
-    contender, recorder, in_trainer = Contender.parse(task.contender), Recorder(task), [False]
+    seed_everything(task.seed)
+    contender, recorder, in_trainer = Contender.parse(task.contender), RunRecorder(task), [False]
 
     def strategy_in_trainer(given: object) -> object:
         in_trainer[0] = True
@@ -50,12 +50,12 @@ def begin() -> None:
 
     place = {"devices": task.devices, "num_nodes": task.num_nodes}
     replace_arguments(
-        core.Fabric,
+        Fabric,
         {"strategy": lambda given: given if in_trainer[0] else contender.make(), "loggers": silent_loggers, **place},
         made_fabric,
     )
     replace_arguments(
-        core.Trainer,
+        Trainer,
         {
             "strategy": strategy_in_trainer,
             "logger": silent_loggers,
@@ -73,11 +73,11 @@ def begin() -> None:
 
 
 class TrainerRecorder(Callback):
-    """Tells a recorder of the steps of the first `fit`."""
+    """Passes the steps of the first `fit` on to a recorder."""
 
     runs_last = True
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: RunRecorder) -> None:
         self._recorder = recorder
         self._step = 0
 
@@ -109,8 +109,8 @@ class TrainerRecorder(Callback):
         self._recorder.end()
 
 
-def _record_fabric(fabric: Any, recorder: Recorder) -> None:
-    """Tell a recorder of the steps of a loop by hand: those of the optimizer that was set up first."""
+def _record_fabric(fabric: Any, recorder: RunRecorder) -> None:
+    """Pass the steps of a loop by hand on to a recorder: those of the optimizer that was set up first."""
     modules: list[nn.Module] = []
     optimizers: list[torch.optim.Optimizer] = []
     size = [1]

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from core_plan.compared.task import Task
 
 
-class Recorder:
-    """What both kinds of programs have alike; a callback or a Fabric calls it. All ranks, each its own.
+class RunRecorder:
+    """The common part of both kinds of programs; a callback or a Fabric calls it. All ranks, each its own.
 
     1. `begin`, before the first step.
     2. `add_batch` for each batch, `end_step` after each optimizer step. The last step ends the program.
@@ -175,12 +175,13 @@ class Recorder:
 
     def _measure_checkpoint(self) -> None:
         assert self.strategy is not None
-        self.strategy.barrier()
+        collectives = self.strategy.session.collectives
+        path = collectives.broadcast_object(self.task.checkpoint)  # nodes have folders of their own
         began = time.perf_counter()
-        self._save(self.task.checkpoint)
-        self.strategy.barrier()
+        self._save(path)
+        collectives.barrier()
         self._record["checkpoint_s"] = time.perf_counter() - began
-        self._record["checkpoint_bytes"] = _size_of(Path(self.task.checkpoint))
+        self._record["checkpoint_bytes"] = _size_of(Path(path))
 
     def _write(self) -> None:
         """All ranks. Write what all have, which each node's first rank keeps for its node."""
@@ -234,5 +235,5 @@ def _size_of(path: Path) -> int:
 
 
 def samples_in(batch: object) -> int:
-    """Samples of a batch; one that can't be told counts as 1."""
+    """Samples of a batch; one whose size is unknown counts as 1."""
     return size_of(batch) or 1

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from core_plan.compared.task import Task
 
 _GRACE_S = 10.0
-"""Seconds for ranks to end by themselves, once their records are there or they were told to."""
+"""Seconds for ranks to end by themselves, once their records are there or SIGTERM has come."""
 _PR_SET_PDEATHSIG = 1
 _ERROR = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Failure)(:|$)")
 _MOST_LINES = 40

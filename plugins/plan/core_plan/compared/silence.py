@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class SilentLogger(Logger):
-    """Takes everything and writes nothing, so that callbacks that need a logger, and `logger.experiment`, work."""
+class DiscardingLogger(Logger):
+    """A logger that takes everything and writes nothing, so that callbacks that need a logger, and `logger.experiment`, work."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Do nothing."""
@@ -19,10 +19,10 @@ class SilentLogger(Logger):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _NOTHING
+        return _TAKES_ANYTHING
 
 
-class _Nothing:
+class _TakesAnything:
     """Its attributes, calls and items are itself again."""
 
     def __getattr__(self, name: str) -> Any:
@@ -37,13 +37,13 @@ class _Nothing:
         return self
 
 
-_NOTHING = _Nothing()
+_TAKES_ANYTHING = _TakesAnything()
 
 
 def silent_loggers(given: Any) -> list[Logger]:
     """As many loggers as a Trainer or Fabric was given, and at least one."""
     several = isinstance(given, list | tuple) and len(given) > 1
-    return [SilentLogger() for _ in given] if several else [SilentLogger()]
+    return [DiscardingLogger() for _ in given] if several else [DiscardingLogger()]
 
 
 def kept_callbacks(given: Any) -> list[Any]:

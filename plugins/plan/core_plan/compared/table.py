@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import core
+from core import __version__
 from core.cli import paragraph, size_text, styled, table
 from core_plan.compared import numbers
 from core_plan.compared.task import num_warm_up
@@ -62,7 +62,7 @@ def _short(rate: float) -> str:
 
 
 def note(comparison: Comparison, result: Result) -> str:
-    """What became of a contender's numbers, or why it has none, as sentences; empty where there is nothing to say."""
+    """The verdict on a contender's numbers, or why it has none, as sentences; may be empty."""
     reference = comparison.reference
     verdict = ""
     if result is reference and len(comparison.results) > 1:
@@ -77,7 +77,7 @@ def note(comparison: Comparison, result: Result) -> str:
 
 
 def conditions(comparison: Comparison) -> str:
-    """What the figures mean."""
+    """The conditions of the comparison, and the meaning of its columns, as one paragraph."""
     settings = comparison.settings
     ranks = settings.devices * settings.num_nodes
     of = next((result.memory_of for result in comparison.results if result.memory_of), "process")
@@ -95,7 +95,7 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
     """All that is known, for `--json`."""
     reference = comparison.reference
     return {
-        "core": core.__version__,
+        "core": __version__,
         "settings": asdict(comparison.settings),
         "interrupted": comparison.interrupted,
         "reference": None if reference is None else reference.strategy,

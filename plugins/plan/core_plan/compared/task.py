@@ -1,4 +1,4 @@
-"""What one run of the program is to do: written by `core compare`, read in each of its ranks."""
+"""The task of one run of the program: written by `core compare`, read in each of its ranks."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class DiscardingLogger(Logger):
-    """A logger that takes everything and writes nothing, so that callbacks that need a logger, and `logger.experiment`, work."""
+    """A logger that takes everything and writes nothing, for callbacks that need one, and for `logger.experiment`."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Do nothing."""

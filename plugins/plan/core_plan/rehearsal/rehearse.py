@@ -31,7 +31,16 @@ if TYPE_CHECKING:
 _NUM_STEPS = 2
 """The second has the optimizer's state beside activations. Real engines settle in a third."""
 
+_MOST_WINDOWS = 8
 _MOST_CHUNKS = 64
+_WITHOUT_WORKERS = {
+    "num_workers": 0,
+    "persistent_workers": False,
+    "prefetch_factor": None,
+    "multiprocessing_context": None,
+    "timeout": 0,
+    "pin_memory": False,
+}
 
 _QUIET = {
     "logger": False,
@@ -104,8 +113,9 @@ class Rehearsed:
         }
         own = {name: value for name, value in options.items() if name != "accumulate_grad_batches"}
         replace_arguments(Fabric, {**common, "loggers": None, **own}, self._made)
-        callbacks = {"callbacks": _without_files}
+        callbacks = {"callbacks": lambda given: [*_without_files(given), _Patience(self._give_up)]}
         replace_arguments(Trainer, {**common, **_QUIET, **callbacks, "limit_val_batches": 0, **options}, self._made)
+        replace_arguments(torch.utils.data.DataLoader, _WITHOUT_WORKERS)
         for owner, name in ((Trainer, "fit"), (Fabric, "setup"), (Fabric, "setup_module")):
             setattr(owner, name, self._begins_at(getattr(owner, name)))
 
@@ -123,9 +133,18 @@ class Rehearsed:
         @functools.wraps(method)
         def begun(owner: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             self._begin(module)
-            return method(owner, module, *args, **kwargs)
+            result = method(owner, module, *args, **kwargs)
+            if isinstance(owner, Trainer):
+                self._give_up("fit has ended")  # before what the program does with it
+            return result
 
         return begun
+
+    def _give_up(self, why: str) -> None:
+        self._tell(
+            {"failure": f"{why} after {self._num_steps} steps of a torch.optim.Optimizer; a plan takes {_NUM_STEPS}."}
+        )
+        os._exit(0)
 
     def _begin(self, module: torch.nn.Module) -> None:
         """Count from here on. What the module has got otherwise than by its own methods loses its memory too."""
@@ -191,6 +210,17 @@ class Rehearsed:
         size = sum({id(one): one.nbytes for one in map(_local, parameters + state) if not one.is_meta}.values())
         alike = Capability.REPLICATED_PARAMETERS in self.strategy.capabilities
         return -(-size // self.strategy.world_size) if alike else size
+
+
+class _Patience(Callback):
+    """Gives up where batches pass and no optimizer steps, as under an engine that counts values that nobody has."""
+
+    def __init__(self, give_up: Callable[[str], None]) -> None:
+        self._give_up = give_up
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx + 1 >= _MOST_WINDOWS * trainer.accumulate_grad_batches:
+            self._give_up(f"{batch_idx + 1} batches are over")
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,9 @@
     python plugins/plan/tests/cells/design.py
 
 A cell is a model, a strategy, a number of ranks and a variant of the run. Each pair of levels of two of these factors
-is in some cell, but for those that core refuses or that mean nothing, which stand below with their reasons. The order in which
-levels are assigned is drawn with a seed, so that the same 200 cells come out again. It was written before the planner.
+is in some cell, but for those that core refuses or that mean nothing, which stand below with their reasons. The order
+in which levels are assigned is drawn with a seed, so that the same 200 cells come out again. It was written before the
+planner.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ one core. Every one has repeated blocks of one class, and can be built on meta. 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -596,7 +597,7 @@ class Layer(nn.Module):
 def autoencoder() -> Learner:
     """An autoencoder of flat images."""
     widths = (3072, 1024, 256, 1024)
-    blocks: list[nn.Module] = [Layer(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True)]
+    blocks: list[nn.Module] = [Layer(a, b) for a, b in pairwise(widths)]
     net = Chain([nn.LayerNorm(3072)], blocks, [nn.Linear(1024, 3072)])
     return Learner(net, _same_again, _features(3072), 512, momentum=0.9)
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _HANDED = ("tensors", "tensor", "inputs", "input", "input_list", "input_tensors", "input_tensor")
-_NOT_SENT = ("recv", "irecv", "wait_tensor", "barrier", "monitored_barrier", "check_for_nan")
+_NOT_SENT = (
+    *("recv", "recv_any_source", "irecv"),
+    *("wait_tensor", "wrap_tensor_autograd", "barrier", "monitored_barrier", "check_for_nan"),
+)
 
 
 class Allocations(TorchDispatchMode):

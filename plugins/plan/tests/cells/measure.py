@@ -1,10 +1,11 @@
 """By hand: runs the cells of cells.json, and writes the memory and messages of each rank to measured.json.
 
-    python plugins/plan/tests/cells/measure.py [part of a cell's name ...] [--again] [-v]
+    python plugins/plan/tests/cells/measure.py [part of a cell's name ...] [--small-buckets] [--again] [-v]
     python plugins/plan/tests/cells/measure.py --agreement
 
 A run is three optimizer steps of a Trainer on CPUs, in one process a rank. Cells that are in measured.json are left
-out; `--again` runs those that failed. `--agreement` runs 20 cells of one and two ranks, with memory that goes back to
+out; `--again` runs those that failed; `--small-buckets` runs those of DeepSpeed with small buckets, into
+measured_small_buckets.json. `--agreement` runs 20 cells of one and two ranks, with memory that goes back to
 the system when it is freed, and compares what was counted with the process's own peak; it writes agreement.json.
 Nothing here imports a planner.
 """
@@ -41,6 +42,7 @@ with suppress(ImportError), warnings.catch_warnings():
     import core_deepspeed.conformance  # noqa: F401  # imports DeepSpeed once, and not in each of the ranks
 
 from core import Callback
+from core.strategies import DeepSpeedStrategy
 from core_parallel import MeshParallelStrategy
 from core_testing.ranks import Backend
 
@@ -48,7 +50,9 @@ if TYPE_CHECKING:
     from core import Strategy
 
 STEPS, NUM_AGREEMENTS, LIMIT_S = 3, 20, 150
-RECORD, AGREEMENT = (Path(__file__).with_name(f"{name}.json") for name in ("measured", "agreement"))
+RECORD, OF_SMALL, AGREEMENT = (
+    Path(__file__).with_name(f"{name}.json") for name in ("measured", "measured_small_buckets", "agreement")
+)
 RETURNING = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 """Lets glibc give memory back when it is freed."""
 
@@ -96,8 +100,10 @@ def _strategy(text: str) -> Strategy | str:
     alias, _, axes = text.partition(":")
     if not axes:
         return alias
-    sizes: dict[str, Any] = {name: int(size) for name, size in (each.split("=") for each in axes.split(","))}
-    return MeshParallelStrategy(**sizes)
+    options: dict[str, Any] = {name: int(size) for name, size in (each.split("=") for each in axes.split(","))}
+    if alias == "parallel":
+        return MeshParallelStrategy(**options)
+    return DeepSpeedStrategy(stage=int(alias[-1]), **options)
 
 
 def _fit(rank: Any, cell: Cell, steps: int) -> Windows:
@@ -159,7 +165,7 @@ def _run(cell: Cell, function: Any, *, is_loud: bool) -> dict[str, Any]:
 
 
 def _agreements(cells: list[Cell]) -> list[Cell]:
-    small = [cell for cell in cells if cell.world <= 2]
+    small = [cell.with_small_buckets() for cell in cells if cell.world <= 2]  # what is never written is in no memory
     return random.Random(SEED).sample(small, NUM_AGREEMENTS)
 
 
@@ -172,15 +178,20 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*")
     parser.add_argument("--agreement", action="store_true")
+    parser.add_argument("--small-buckets", action="store_true")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("-v", action="store_true")
     asked = parser.parse_args()
     if asked.agreement and not RETURNING.items() <= os.environ.items():
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **RETURNING})
     path, function = (AGREEMENT, _compare) if asked.agreement else (RECORD, _measure)
+    if asked.small_buckets:
+        path = OF_SMALL
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     tqdm.tqdm.monitor_interval = 0  # its thread would keep ranks from being forked
     cells = _agreements(read()) if asked.agreement else read()
+    if asked.small_buckets:
+        cells = [cell.with_small_buckets() for cell in cells if cell.has_buckets]
     for number, cell in enumerate(cells, 1):
         has_failed = "error" in results.get(cell.name, {})
         is_there = cell.name in results and not (asked.again and has_failed)

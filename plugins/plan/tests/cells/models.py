@@ -572,7 +572,6 @@ def bert() -> Learner:
         num_hidden_layers=6,
         intermediate_size=4 * WIDTH,
         max_position_embeddings=LENGTH,
-        tie_word_embeddings=False,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
@@ -598,7 +597,7 @@ def autoencoder() -> Learner:
     """An autoencoder of flat images."""
     widths = (3072, 1024, 256, 1024)
     blocks: list[nn.Module] = [Layer(a, b) for a, b in pairwise(widths)]
-    net = Chain([nn.LayerNorm(3072)], blocks, [nn.Linear(1024, 3072)])
+    net = Chain([], blocks, [nn.Linear(1024, 3072)])
     return Learner(net, _same_again, _features(3072), 512, momentum=0.9)
 
 

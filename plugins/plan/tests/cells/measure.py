@@ -58,8 +58,8 @@ RETURNING = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_PERTURB_": "255",
 }
-"""Lets glibc give memory back when it is freed, and write what it allocates, which is in no memory before. Else buckets of
-DeepSpeed that are never full would count, and take less."""
+"""Lets glibc give memory back when it is freed, and write what it allocates: before, it takes no memory of the process,
+as buckets of DeepSpeed that are never full."""
 
 
 class Windows(Callback):

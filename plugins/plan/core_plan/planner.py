@@ -35,7 +35,9 @@ class Plan:
         strategy: as it was asked for, with options.
         devices: ranks a node.
         num_nodes: nodes.
-        memory: bytes at the peak by kind: parameters, gradients, optimizer, activations, buffers, transient.
+        setup_bytes: the most before the first step: in the memory of the host, where modules are built there.
+        memory: bytes by kind at the peak of the steps: parameters, gradients, optimizer, activations, buffers,
+            transient.
         sent: bytes that a rank hands to collectives from one optimizer step to the next, by operation and axis.
         checkpoint_bytes: that a rank writes.
         source: "rehearsed" without memory; "run" for real, with as many ranks; "extrapolated" from runs of 1 and 2.
@@ -46,6 +48,7 @@ class Plan:
     strategy: str
     devices: int
     num_nodes: int
+    setup_bytes: int = 0
     memory: Mapping[str, int] = field(default_factory=dict)
     sent: Mapping[str, int] = field(default_factory=dict)
     checkpoint_bytes: int = 0
@@ -55,7 +58,7 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that a rank holds at one moment."""
+        """The most that a rank holds at one moment of a step."""
         return sum(self.memory.values())
 
 
@@ -141,7 +144,8 @@ class _Stage:
 def _rehearsed(stage: _Stage) -> dict[str, Any]:
     world_size = stage.devices * stage.num_nodes
     found = stage.rehearse()
-    if "failure" in found and not found.get("is_refusal") and 1 < world_size <= _MOST_PROCESSES:
+    by_itself = found.pop("is_engine", False) or found.get("is_refusal")
+    if "failure" in found and not by_itself and 1 < world_size <= _MOST_PROCESSES:
         found = stage.rehearse(num_processes=world_size)
     if "failure" in found and not found.get("is_refusal") and (run_small := _small(stage)):
         found = run_small
@@ -173,7 +177,8 @@ def _small(stage: _Stage) -> dict[str, Any] | None:
         else _extrapolated(one["sent"].get(key, of_two), of_two, world_size)
         for key, of_two in two["sent"].items()
     }
-    more["checkpoint_bytes"] = _extrapolated(one["checkpoint_bytes"], two["checkpoint_bytes"], world_size)
+    for name in ("setup_bytes", "checkpoint_bytes"):
+        more[name] = _extrapolated(one[name], two[name], world_size)
     return more
 
 

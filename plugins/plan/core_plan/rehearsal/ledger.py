@@ -40,6 +40,7 @@ class Ledger:
         """With nothing in it."""
         self._pieces: WeakIdKeyDictionary = WeakIdKeyDictionary(ref_type=weakref.ref)
         self._changes: list[tuple[_Piece, int]] = []
+        self._first_step = 0
 
     def see(self, tensor: torch.Tensor, in_backward: bool = False) -> None:
         """Count the tensor's storage, if it is new and has memory."""
@@ -69,14 +70,20 @@ class Ledger:
         if piece.kind is None and not piece.in_backward and torch._C._current_graph_task_id() != -1:
             piece.kind = "activations"  # forward has left it, and backward lets it go
 
-    def peak(self) -> dict[str, int]:
-        """Bytes by kind at the first moment of the most."""
-        most, now, at = 0, 0, 0
+    def begin_steps(self) -> None:
+        """Say that the set-up is over."""
+        self._first_step = len(self._changes)
+
+    def peaks(self) -> tuple[int, dict[str, int]]:
+        """The most bytes in the set-up; and bytes by kind at the first moment of the most after it."""
+        total, in_setup, most, at = 0, 0, 0, 0
         for index, (_, change) in enumerate(self._changes):
-            now += change
-            if now > most:
-                most, at = now, index
+            total += change
+            if index < self._first_step:
+                in_setup = max(in_setup, total)
+            elif total > most:
+                most, at = total, index
         found: dict[str, int] = defaultdict(int)
         for piece, change in self._changes[: at + 1]:
             found[piece.kind or "transient"] += change
-        return {kind: found[kind] for kind in KINDS}
+        return in_setup, {kind: found[kind] for kind in KINDS}

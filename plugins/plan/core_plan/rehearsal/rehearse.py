@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections import Counter
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,8 @@ class Rehearsed:
         }
         own = {name: value for name, value in options.items() if name != "accumulate_grad_batches"}
         replace_arguments(Fabric, {**common, "loggers": None, **own}, self._made)
-        callbacks = {"callbacks": lambda given: [*_without_files(given), _Patience(self._give_up)]}
+        watching = _Watching(self._mode.ledger.begin_steps, self._give_up)
+        callbacks = {"callbacks": lambda given: [*_without_files(given), watching]}
         replace_arguments(Trainer, {**common, **_QUIET, **callbacks, "limit_val_batches": 0, **options}, self._made)
         replace_arguments(torch.utils.data.DataLoader, _WITHOUT_WORKERS)
         for owner, name in ((Trainer, "fit"), (Fabric, "setup"), (Fabric, "setup_module")):
@@ -126,6 +128,9 @@ class Rehearsed:
 
     def _made(self, owner: Any, given: Mapping[str, Any]) -> None:
         self.strategy = owner.strategy
+        if not self._is_real and owner.strategy.capabilities & (Capability.OWNS_STEP | Capability.JOINT_SETUP):
+            self._tell({"failure": "It is an engine, whose own code looks at values.", "is_engine": True})
+            os._exit(0)
         if not self._is_real:
             (pass_by_values if self._has_peers else pretend)(owner.strategy)
 
@@ -136,6 +141,7 @@ class Rehearsed:
             result = method(owner, module, *args, **kwargs)
             if isinstance(owner, Trainer):
                 self._give_up("fit has ended")  # before what the program does with it
+            self._mode.ledger.begin_steps()
             return result
 
         return begun
@@ -190,8 +196,10 @@ class Rehearsed:
         axes = self._axes()
         for (name, group), size in self._mode.sent.items():
             sent[f"{name} {axes.get(group, 'all')}"] += size
+        setup_bytes, memory = self._mode.ledger.peaks()
         return {
-            "memory": self._mode.ledger.peak(),
+            "memory": memory,
+            "setup_bytes": setup_bytes,
             "sent": dict(sent),
             "checkpoint_bytes": self._checkpoint_bytes(optimizer),
             "assumed": list(self._mode.assumed),
@@ -212,11 +220,15 @@ class Rehearsed:
         return -(-size // self.strategy.world_size) if alike else size
 
 
-class _Patience(Callback):
-    """Gives up where batches pass and no optimizer steps, as under an engine that counts values that nobody has."""
+class _Watching(Callback):
+    """Says when steps begin, and gives up where batches pass and no optimizer steps."""
 
-    def __init__(self, give_up: Callable[[str], None]) -> None:
-        self._give_up = give_up
+    def __init__(self, begin_steps: Callable[[], None], give_up: Callable[[str], None]) -> None:
+        self._begin_steps, self._give_up = begin_steps, give_up
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:
+            self._begin_steps()
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx + 1 >= _MOST_WINDOWS * trainer.accumulate_grad_batches:
@@ -260,15 +272,17 @@ def _swap_without_memory() -> None:
 
 
 def _chunk_by_shapes() -> None:
-    """Let `torch.chunk` make one view of all chunks that have one shape: it's cheap at any number of ranks."""
+    """Let torch's sharding make one view of all chunks that have one shape: it's cheap at any number of ranks."""
     own = torch.chunk
 
     def chunk(input: torch.Tensor, chunks: int, dim: int = 0) -> Sequence[torch.Tensor]:
-        size = -(-input.shape[dim] // chunks)
-        if chunks <= _MOST_CHUNKS or size == 0 or not isinstance(input, FakeTensor):
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if chunks <= _MOST_CHUNKS or not isinstance(input, FakeTensor) or not caller.startswith("torch.distributed."):
             return own(input, chunks, dim)
-        number, rest = divmod(input.shape[dim], size)
-        last = [input.narrow(dim, number * size, rest)] if rest else []
-        return tuple([input.narrow(dim, 0, size)] * number + last)
+        size = -(-input.shape[dim] // chunks)
+        number, rest = divmod(input.shape[dim], max(1, size))
+        found = [input.narrow(dim, 0, size)] * number
+        found += [input.narrow(dim, number * size, rest)] if rest else []
+        return found + [input.new_empty(0)] * (chunks - len(found))  # as it fills up itself
 
     torch.chunk = chunk  # type: ignore[assignment]  # of this process alone

@@ -25,7 +25,7 @@ from design import SMALL_BUCKETS, VARIANTS, Cell, read
 from models import MODELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 PLACE = Path(__file__).parent
 PLANNED = PLACE / "planned.json"
@@ -74,6 +74,15 @@ def _make(model: str) -> Any:
     return MODELS[model]()
 
 
+def _by_operation(sent: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by operation, of all axes."""
+    found: dict[str, int] = {}
+    for name, size in sent.items():
+        operation = name.partition(" ")[0]
+        found[operation] = found.get(operation, 0) + size
+    return found
+
+
 def _planned(cell: Cell, *, is_loud: bool) -> dict[str, Any]:
     from core_plan import plan
 
@@ -81,7 +90,8 @@ def _planned(cell: Cell, *, is_loud: bool) -> dict[str, Any]:
     arguments: dict[str, Any] = dict(VARIANTS[cell.variant])
     try:
         (found,) = plan(partial(_make, cell.model), strategies=[cell.strategy], devices=cell.world, **arguments)
-        planned = {"peak_bytes": found.peak_bytes, "memory": dict(found.memory), "sent": dict(found.sent)}
+        peak = max(found.peak_bytes, found.setup_bytes)  # on a CPU, where all is one memory
+        planned = {"peak_bytes": peak, "memory": dict(found.memory), "sent": _by_operation(found.sent)}
         if found.failure is not None:
             planned = {"failure": found.failure}
     except Exception as error:

@@ -41,7 +41,7 @@ class Plan:
         sent: bytes that a rank hands to collectives from one optimizer step to the next, by operation and axis.
         checkpoint_bytes: that a rank writes.
         source: "rehearsed" without memory; "run" for real, with as many ranks; "extrapolated" from runs of 1 and 2.
-        assumed: values that the program asked for and nobody has, and what they were taken to be.
+        assumed: values that the program asked for and nobody has, and what they were taken to be; or why it was run.
         failure: why there is no plan; None if there is one.
     """
 
@@ -148,7 +148,7 @@ def _rehearsed(stage: _Stage) -> dict[str, Any]:
     if "failure" in found and not by_itself and 1 < world_size <= _MOST_PROCESSES:
         found = stage.rehearse(num_processes=world_size)
     if "failure" in found and not found.get("is_refusal") and (run_small := _small(stage)):
-        found = run_small
+        found = {**run_small, "assumed": [found["failure"]]}
     found.pop("is_refusal", None)
     return found
 

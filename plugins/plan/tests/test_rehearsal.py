@@ -1,0 +1,142 @@
+"""Programs are planned for by the strategy's own code, without memory or ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plan_nets import LAYER_BYTES, WIDTH, AsksForFinite, AsksForValues, Buffered, Net
+
+from core import STRATEGY_REGISTRY
+from core_plan import Plan, plan
+
+MODEL_BYTES = 2 * LAYER_BYTES
+
+
+def _plan(make: Any, strategy: str, devices: int = 2, **options: Any) -> Plan:
+    (found,) = plan(make, strategies=[strategy], devices=devices, **options)
+    return found
+
+
+def test_memory_by_kind() -> None:
+    found = _plan(Net, "single_device", devices=1)
+    assert found.failure is None
+    # At the peak Adam has its foreach temporaries; its counters are two numbers.
+    assert found.memory["parameters"] == found.memory["gradients"] == MODEL_BYTES
+    assert found.memory["optimizer"] == 2 * MODEL_BYTES + 8
+    assert found.memory["buffers"] == 0
+    assert found.peak_bytes == sum(found.memory.values())
+    assert found.checkpoint_bytes == 3 * MODEL_BYTES + 8
+    assert found.source == "rehearsed"
+
+
+def test_what_is_sent() -> None:
+    found = _plan(Net, "ddp")
+    assert found.failure is None
+    assert found.sent["allreduce all"] >= MODEL_BYTES
+    assert found.sent["allreduce all"] < MODEL_BYTES + 1000
+    assert _plan(Net, "ddp", accumulate_grad_batches=2).sent["allreduce all"] == found.sent["allreduce all"]
+
+
+@pytest.mark.parametrize("devices", [2, 512])
+def test_shards_of_any_number_of_ranks(devices: int) -> None:
+    found = _plan(Net, "fsdp", devices=8, num_nodes=devices // 8) if devices > 8 else _plan(Net, "fsdp", devices)
+    assert found.failure is None
+    assert found.memory["parameters"] == MODEL_BYTES // devices
+    assert found.sent["allgather_base data_parallel"] % (MODEL_BYTES // devices) == 0
+
+
+def test_ranks_of_a_pipeline_rehearse_together() -> None:
+    found = _plan(Net, "parallel:pipeline=2")
+    assert found.failure is None, found.failure
+    assert found.memory["parameters"] == LAYER_BYTES
+    assert found.sent["send all"] == 8 * WIDTH * 4  # what the second stage gets
+
+
+def test_a_strangers_strategy() -> None:
+    STRATEGY_REGISTRY.register("buffered", Buffered)
+    plain, own = _plan(Net, "ddp"), _plan(Net, "buffered")
+    assert own.memory["transient"] - plain.memory["transient"] == 3 * 2**20
+    assert own.sent == plain.sent
+
+
+def test_an_operation_that_needs_values_is_named() -> None:
+    found = _plan(AsksForValues, "single_device", devices=1)
+    assert found.source == "run"  # it is small enough
+    assert "_unique2" in found.assumed[0]
+    assert "plan_nets.py:" in found.assumed[0]
+
+
+def test_all_values_are_finite() -> None:
+    found = _plan(AsksForFinite, "single_device", devices=1)
+    assert found.failure is None
+    assert [text.rpartition(" ")[2] for text in found.assumed] == ["1.0"]
+    assert "plan_nets.py:" in found.assumed[0]
+
+
+def test_refused_as_in_a_run() -> None:
+    found = _plan(Net, "single_device")
+    assert found.failure is not None
+    assert "trains on 1 device" in found.failure
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+from core import Trainer
+sys.path.insert(0, {folder!r})
+from plan_nets import Net
+
+Path("begun-" + sys.argv[1]).touch()
+Trainer(accelerator="gpu", devices=4, strategy="ddp", max_epochs=1).fit(Net())
+Path("ended").touch()
+"""
+
+LOOP = """
+import sys
+import torch
+from core import Fabric
+sys.path.insert(0, {folder!r})
+from plan_nets import Net
+
+fabric = Fabric(accelerator="gpu", devices=4, strategy="fsdp")
+fabric.launch()
+net = Net()
+model, optimizer = fabric.setup(net.layers, net.configure_optimizers())
+for batch in fabric.setup_dataloaders(net.train_dataloader()):
+    loss = model(batch).square().mean()
+    fabric.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"loss {{loss.item():.2f}}")
+open("ended", "w").close()
+"""
+
+
+@pytest.mark.parametrize("text", [SCRIPT, LOOP], ids=["Trainer", "Fabric"])
+def test_a_script_as_it_is(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(text.format(folder=str(Path(__file__).parent)))
+    found = _plan(str(script), "ddp", arguments=["here"])
+    assert found.failure is None, found.failure
+    assert found.memory["optimizer"] == 2 * MODEL_BYTES + 8
+    left = {path.name for path in tmp_path.iterdir()} - {"train.py", "begun-here"}
+    assert left == set()
+
+
+def test_a_script_that_trains_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('nothing')\n")
+    found = _plan(str(script), "single_device", devices=1)
+    assert found.failure == "The program has ended before its second optimizer step."
+
+
+def test_this_process_stays_as_it_was() -> None:
+    before = torch.chunk, torch.UntypedStorage.resize_, os.environ.copy(), torch.distributed.is_initialized()
+    _plan(Net, "fsdp")
+    assert before == (torch.chunk, torch.UntypedStorage.resize_, os.environ.copy(), torch.distributed.is_initialized())

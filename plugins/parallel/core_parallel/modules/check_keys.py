@@ -60,7 +60,7 @@ class CheckKeys:
             given: arguments of the call: each that is a bool, a str or None is of the key, while these don't have many
                 values.
         """
-        if _is_without_values(self._module):
+        if is_without_values(self._module):
             return False
         self._num_calls += 1
         words = tuple(leaf for leaf in tree_leaves(given) if type(leaf) in _WORDS)
@@ -107,7 +107,7 @@ class CheckKeys:
         return in_a_row > 3 or len(values) > _MOST_VALUES
 
 
-def _is_without_values(module: nn.Module) -> bool:
+def is_without_values(module: nn.Module) -> bool:
     """True for a module of fake tensors, by which a run is planned: there is nothing to compare."""
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
     first = next(module.parameters(), None)

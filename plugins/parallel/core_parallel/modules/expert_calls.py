@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from core import ModuleError
+from core_parallel.modules.check_keys import is_without_values
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,6 +73,8 @@ class ExpertCalls:
 
     def _check(self, tokens: Tensor, weights: Tensor) -> None:
         """Compare the module's answer for a few tokens with the sum of those for each of their experts alone."""
+        if is_without_values(self._module):
+            return
         tokens = tokens[:4].detach()
         weights = weights[:4, : self._own].detach()
         draws = torch.Generator().manual_seed(0)

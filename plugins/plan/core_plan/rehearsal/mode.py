@@ -33,6 +33,14 @@ zeros. Both sides know the size."""
 _HANDED = ("tensors", "tensor", "inputs", "input", "input_tensors", "input_tensor")
 """The arguments of a collective that hold what this rank gives."""
 
+_LOSSES = {
+    torch.ops.aten.mse_loss.default,
+    torch.ops.aten.smooth_l1_loss.default,
+    torch.ops.aten.binary_cross_entropy.default,
+}
+_LARGER = {*_LOSSES, torch.ops.aten.mkldnn_rnn_layer.default}
+"""Operations whose results have more memory than their shapes say."""
+
 _WITHOUT_MESSAGE = {"wait_tensor", "wrap_tensor_autograd", "barrier", "monitored_barrier", "recv", "recv_any_source"}
 
 
@@ -47,6 +55,7 @@ class Rehearsal(TorchDispatchMode):
         sent: bytes that this rank has handed to collectives, by (operation, group).
         assumed: places in the user's code where a value was asked for that nobody has, and what they were told.
         counts: whether `ledger` counts.
+        num_operations: that have run.
     """
 
     def __init__(self, has_peers: bool = False, is_real: bool = False) -> None:
@@ -63,6 +72,8 @@ class Rehearsal(TorchDispatchMode):
         self.sent: Counter[tuple[str, str]] = Counter()
         self.assumed: dict[str, None] = {}
         self.counts = False
+        self._workspaces: dict[Any, list[int]] = {}
+        self.num_operations = 0
         self._known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def weightless(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -98,11 +109,14 @@ class Rehearsal(TorchDispatchMode):
             result = self._run(func, args, kwargs)
             if is_fake:
                 self._know(func, args, kwargs, result)
+        self.num_operations += 1
         if self.counts:
             in_backward = torch._C._current_graph_task_id() != -1
             for tensor in tree_leaves(result):
                 if isinstance(tensor, torch.Tensor):
                     self.ledger.see(tensor, in_backward)
+            if is_fake and func in _LARGER and not (func in _LOSSES and result.ndim):
+                self._enlarge(func, args, kwargs, result)
         return result
 
     def _exchange(self, func: Any, args: Any, kwargs: Any, given: Sequence[torch.Tensor], is_fake: bool) -> Any:
@@ -119,6 +133,18 @@ class Rehearsal(TorchDispatchMode):
             return func(*args, **kwargs)
         except (DynamicOutputShapeException, NotImplementedError) as cause:
             raise CannotRehearse(f"{func} needs the values of its tensors, and {_place()} asks for it.") from cause
+
+    def _enlarge(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Count what the kernel takes beyond the shapes of its results: a loss before it is reduced, or a workspace."""
+        if func in _LOSSES:
+            self.ledger.resize(result.untyped_storage(), args[0].nbytes)
+            return
+        key = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(args))
+        if key not in self._workspaces:
+            real = tree_leaves(func(*tree_map(_with_values, args), **tree_map(_with_values, kwargs)))
+            self._workspaces[key] = [leaf.untyped_storage().nbytes() for leaf in real]
+        for leaf, size in zip(tree_leaves(result), self._workspaces[key], strict=True):
+            self.ledger.resize(leaf.untyped_storage(), size)
 
     def _know(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Remember that all numbers are finite, and what follows: what a loop asks before its optimizer's step."""

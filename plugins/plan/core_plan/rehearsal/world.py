@@ -65,10 +65,8 @@ def join(world_size: int, rank: int = 0, meeting: str | None = None) -> None:
         meeting: path of a file in which all ranks meet, each a process of this machine. None: there is no other rank,
             and the group is torch's fake one, which sends nothing.
     """
-    if world_size == 1:
-        return
-    if meeting is not None:
-        store: Any = dist.FileStore(meeting, world_size)
+    if meeting is not None or world_size == 1:
+        store: Any = dist.HashStore() if meeting is None else dist.FileStore(meeting, world_size)
         dist.init_process_group("gloo", rank=rank, world_size=world_size, store=store, timeout=timedelta(seconds=60))
     else:
         dist.all_reduce = functools.partial(_reduce_alike, dist.all_reduce)

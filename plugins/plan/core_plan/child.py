@@ -41,9 +41,10 @@ def in_children(
                 for key, _ in selector.select(left):
                     content = os.read(key.fd, 2**16)
                     told[key.data] += content
-                    # One that fails leaves others waiting for it.
-                    if content == b"" and selector.unregister(key.fd) and b'"failure"' in told[key.data][:12]:
-                        deadline = min(deadline, time.monotonic() + 2)
+                    if not content:
+                        selector.unregister(key.fd)
+                    if not content and told[key.data].startswith(b'{"failure"'):
+                        deadline = min(deadline, time.monotonic() + 2)  # others may wait for it
     finally:
         for child, reading in children:
             os.close(reading)

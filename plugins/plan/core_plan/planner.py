@@ -10,7 +10,7 @@ import sys
 import tempfile
 import types
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from core import ConfigurationError
 from core_plan.child import in_children
@@ -60,9 +60,6 @@ class Plan:
     def peak_bytes(self) -> int:
         """The most that a rank holds at one moment of a step."""
         return sum(self.memory.values())
-
-
-Program = "str | Callable[[], nn.Module]"
 
 
 def plan(
@@ -207,14 +204,14 @@ def _runner(program: str | Callable[[], nn.Module], arguments: list[str]) -> Cal
 
 def _find(module: str, name: str) -> Callable[[], nn.Module]:
     sys.path.insert(0, os.getcwd())
-    found: Callable[[], nn.Module] = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    return found
+    found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    return cast("Callable[[], nn.Module]", found)
 
 
 def _fit(make: Callable[[], nn.Module]) -> None:
     from core import Trainer
 
-    Trainer().fit(make())  # type: ignore[arg-type]  # the user's word
+    Trainer().fit(make())
 
 
 def _run_script(path: str, arguments: list[str]) -> None:

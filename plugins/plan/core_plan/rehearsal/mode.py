@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]  # not in its stub
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.futures import Future
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
@@ -65,7 +65,7 @@ class Rehearsal(TorchDispatchMode):
             has_peers: the process group is a real one, whose other ranks rehearse too.
             is_real: tensors have memory as ever, and are only counted.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self._has_peers, self._is_real = has_peers, is_real
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.ledger = Ledger()

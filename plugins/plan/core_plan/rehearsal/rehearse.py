@@ -93,8 +93,10 @@ class Rehearsed:
         self.strategy: Strategy | None = None
         join(devices * num_nodes, rank, meeting)
         self._replace(options)
-        register_module_parameter_registration_hook(lambda module, name, one: self._mode.weightless(one))
-        register_module_buffer_registration_hook(lambda module, name, one: self._weightless_buffer(one))
+        without_memory: Any = lambda module, name, one: self._mode.weightless(one)  # noqa: E731  # their types say None
+        buffer_without_memory: Any = lambda module, name, one: self._weightless_buffer(one)  # noqa: E731
+        register_module_parameter_registration_hook(without_memory)
+        register_module_buffer_registration_hook(buffer_without_memory)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         _watch_resizes(self._mode)
@@ -210,7 +212,7 @@ class Rehearsed:
         }
 
     def _axes(self) -> dict[str, str]:
-        mesh = getattr(self.strategy, "device_mesh", None)
+        mesh: Any = getattr(self.strategy, "device_mesh", None)
         names = () if mesh is None else mesh.mesh_dim_names or ()
         return {mesh.get_group(name).group_name: name for name in names}
 
@@ -264,7 +266,7 @@ def _watch_resizes(mode: Rehearsal) -> None:
 
 def _swap_without_memory() -> None:
     """Let `Module.to` work where a tensor without memory is known to others too, which it refuses."""
-    own = torch.utils.swap_tensors
+    own: Any = torch.utils.swap_tensors
 
     def swap(first: torch.Tensor, second: torch.Tensor) -> None:
         if isinstance(first, FakeTensor) and isinstance(second, FakeTensor):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore  # torch.distributed's own, with types
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake" too
 
@@ -66,11 +67,11 @@ def join(world_size: int, rank: int = 0, meeting: str | None = None) -> None:
             and the group is torch's fake one, which sends nothing.
     """
     if meeting is not None or world_size == 1:
-        store: Any = dist.HashStore() if meeting is None else dist.FileStore(meeting, world_size)
+        store: Any = HashStore() if meeting is None else FileStore(meeting, world_size)
         dist.init_process_group("gloo", rank=rank, world_size=world_size, store=store, timeout=timedelta(seconds=60))
     else:
         dist.all_reduce = functools.partial(_reduce_alike, dist.all_reduce)
-        store = FakeStore()  # type: ignore[no-untyped-call]
+        store = FakeStore()
         dist.init_process_group("fake", rank=rank, world_size=world_size, store=store)
 
 

@@ -34,11 +34,10 @@ def test_memory_by_kind() -> None:
 
 
 def test_what_is_sent() -> None:
-    found = _plan(Net, "ddp")
-    assert found.failure is None
-    assert found.sent["allreduce all"] >= MODEL_BYTES
-    assert found.sent["allreduce all"] < MODEL_BYTES + 1000
-    assert _plan(Net, "ddp", accumulate_grad_batches=2).sent["allreduce all"] == found.sent["allreduce all"]
+    for accumulated in (1, 2):
+        found = _plan(Net, "ddp", accumulate_grad_batches=accumulated)
+        assert found.failure is None
+        assert 0 <= found.sent["allreduce all"] - MODEL_BYTES < 1000, found.sent
 
 
 @pytest.mark.parametrize("devices", [2, 512])

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import os
+import resource
 import sys
 import tempfile
 import types
@@ -125,6 +126,9 @@ class _Stage:
         def child(rank: int, meeting: str | None, tell: Callable[[Any], None]) -> None:
             from core_plan.rehearsal.rehearse import Rehearsed
 
+            if is_real:  # a model whose size nobody knows ends by its own error
+                most = _available_bytes() // num_processes
+                resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
             place = (self.devices, self.num_nodes, self.options, tell, rank, meeting)
             Rehearsed(self.contender, *place, is_real=is_real)
             self.run()
@@ -145,7 +149,10 @@ def _rehearsed(stage: _Stage) -> dict[str, Any]:
     if "failure" in found and not by_itself and 1 < world_size <= _MOST_PROCESSES:
         found = stage.rehearse(num_processes=world_size)
     if "failure" in found and not found.get("is_refusal") and (run_small := _small(stage)):
-        found = {**run_small, "assumed": [found["failure"]]}
+        why = found["failure"]
+        found = {**run_small, "assumed": [why]}
+        if "failure" in run_small:
+            found = {"failure": f"{why} {run_small['failure']} Plan a smaller model of the same kind."}
     found.pop("is_refusal", None)
     return found
 
@@ -154,8 +161,10 @@ def _small(stage: _Stage) -> dict[str, Any] | None:
     """The findings of real runs of 1 and 2 ranks, and what follows from them for more; None if one of them fails."""
     alone = dataclasses.replace(stage, devices=1, num_nodes=1)
     needed = dataclasses.replace(alone, contender=Contender("single_device")).rehearse()
-    if 4 * sum(needed.get("memory", {}).values()) > _available_bytes():
-        return None
+    needed_bytes, available_bytes = 4 * sum(needed.get("memory", {}).values()), _available_bytes()
+    if needed_bytes > available_bytes:
+        size, free = f"{needed_bytes / 2**30:.0f} GiB", f"{available_bytes / 2**30:.0f} GiB"
+        return {"failure": f"It would have to run for real with 2 ranks, which takes some {size}; {free} are free here."}
     world_size = stage.devices * stage.num_nodes
     one = alone.rehearse(is_real=True)
     if world_size == 1 or ("failure" in one and world_size != 2):

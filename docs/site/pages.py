@@ -25,7 +25,7 @@ MARKDOWN = ["README.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md",
 MARKDOWN += ["tests/downstream/diloco/README.md"]
 LINK = re.compile(r"(\[[^\]]*\]\()([^)#\s:]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-PLUGINS = ["averaging", "finetuning", "monitors", "neighbour", "predictions", "profilers"]
+PLUGINS = ["averaging", "finetuning", "monitors", "neighbour", "plan", "predictions", "profilers"]
 PLUGINS += ["testing", "tuning", "weights"]
 """The plugins whose public names have pages."""
 PACKAGES = ["core", *map("core_{}".format, PLUGINS)]

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from core import CoreError
@@ -74,6 +75,7 @@ def _be_child(function: Callable[[Callable[[Any], None]], None], writing: int, i
 
     try:
         if not is_loud:
+            warnings.simplefilter("ignore")  # nobody sees them, and none ends the program
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)

@@ -1,0 +1,161 @@
+"""`core plan`, as a user calls it."""
+
+import json
+import os
+import re
+
+import pytest
+
+from core_testing import programs
+
+PROGRAM = """
+import sys
+import torch
+from torch.utils.data import DataLoader
+from core import Module, Trainer
+
+WIDTH, SAMPLES = 256, 128
+
+
+class Net(Module):
+    def __init__(self, width=WIDTH):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(4)))
+
+    def training_step(self, batch):
+        return self.layers(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+    def train_dataloader(self):
+        return DataLoader(torch.zeros(1, 1).expand(2**16, WIDTH), batch_size=SAMPLES)
+
+
+if __name__ == "__main__":
+    print("the program's own line", sys.argv[1:])
+    Trainer(accelerator="cpu", max_epochs=1).fit(Net(*map(int, sys.argv[1:])))
+"""
+PARAMETERS = 4 * 256 * 256 * 4  # bytes
+
+
+@pytest.fixture
+def core_plan(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
+
+    def run(*arguments, columns=200):
+        environment = os.environ | {"COLUMNS": str(columns)}
+        done = programs.run([*programs.CORE, "plan", *arguments], cwd=tmp_path, env=environment, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run.folder = tmp_path
+    return run
+
+
+def plans(output):
+    return {each["strategy"]: each for each in json.loads(output)["plans"]}
+
+
+def test_each_strategy_has_its_bytes_and_what_is_refused_its_reason(core_plan):
+    found = plans(core_plan("train.py", "--devices", "8", "--strategies", "fsdp,single_device,ddp", "--json"))
+    assert found["ddp"]["memory"]["parameters"] == PARAMETERS
+    assert found["fsdp"]["memory"]["parameters"] == PARAMETERS / 8
+    assert found["ddp"]["peak_bytes"] == sum(found["ddp"]["memory"].values())
+    assert PARAMETERS <= sum(found["ddp"]["sent"].values()) < 1.01 * PARAMETERS
+    assert found["ddp"]["checkpoint_bytes"] == pytest.approx(3 * PARAMETERS / 8, rel=0.01)
+    assert "trains on 1 device" in found["single_device"]["failure"]
+    assert "fits" not in found["ddp"], "no memory was given"
+    assert [*core_plan.folder.glob("**/*")] == [core_plan.folder / "train.py"], "nothing was written"
+
+
+def test_the_table_says_what_fits_and_the_smallest_change_that_does(core_plan):
+    output = core_plan(
+        "train.py", "--devices", "8", "--memory", "4.2MiB", "--strategies", "single_device,ddp,fsdp", "-v"
+    )
+    lines = output.splitlines()
+    assert lines[0] == "train.py on 8 devices, 4.2 MiB each"
+    rows = [line.split("  ")[0] for line in lines[2:] if not line.startswith("    ") and line]
+    assert rows == ["fsdp", "ddp", "single_device"]
+    assert re.search(r"^fsdp .* yes, \d+\.\d KiB left$|^fsdp .* yes, \d\.\d MiB left$", output, re.MULTILINE)
+    assert re.search(r"^ddp .* no, .* too much$", output, re.MULTILINE)
+    assert re.search(r'^ +fits with precision="bf16-true": \d\.\d MiB$', output, re.MULTILINE)
+    assert re.search(r"^ +sent: allreduce all 1\.0 MiB", output, re.MULTILINE)
+
+
+def test_half_the_batch_is_the_change_where_activations_are_in_the_way(core_plan):
+    program = (
+        (core_plan.folder / "train.py").read_text(encoding="utf-8").replace("SAMPLES = 256, 128", "SAMPLES = 256, 8192")
+    )
+    (core_plan.folder / "train.py").write_text(program, encoding="utf-8")
+    found = plans(core_plan("train.py", "--memory", "45MiB", "--strategies", "single_device", "--json"))[
+        "single_device"
+    ]
+    whole, change = found["memory"]["activations"], found["change"]
+    assert found["fits"] is False
+    assert found["spare_bytes"] == 45 * 2**20 - found["peak_bytes"]
+    assert change["what"] == "half the batch, accumulate_grad_batches doubled"
+    assert change["plan"]["memory"]["activations"] == whole / 2
+    assert change["plan"]["peak_bytes"] <= 45 * 2**20 < found["peak_bytes"]
+
+
+def test_offloaded_state_is_in_the_memory_of_the_cpu(core_plan):
+    found = plans(core_plan("train.py", "--devices", "2", "--strategies", "fsdp_cpu_offload,fsdp", "--json"))
+    away, here = found["fsdp_cpu_offload"], found["fsdp"]
+    assert away["offloaded_to_cpu"]["parameters"] == PARAMETERS / 2
+    assert away["offloaded_to_cpu"]["optimizer"] == here["memory"]["optimizer"]
+    assert not {"parameters", "gradients", "optimizer"} & set(away["memory"])
+    assert here["offloaded_to_cpu"] == {}
+
+
+def test_a_class_of_a_module_and_a_programs_own_arguments(core_plan):
+    of_class = plans(core_plan("train:Net", "--strategies", "single_device", "--json"))
+    assert of_class["single_device"]["memory"]["parameters"] == PARAMETERS
+    # The width doesn't fit the data: what the program says is the reason.
+    wider = plans(core_plan("train.py", "--strategies", "single_device", "--json", "--", "512"))
+    assert "512" in wider["single_device"]["failure"]
+
+
+@pytest.mark.slow  # about ten rehearsals
+def test_without_names_all_installed_strategies_are_planned_for(core_plan):
+    found = plans(core_plan("train:Net", "--devices", "2", "--json"))
+    assert {"ddp", "fsdp", "model_parallel", "parallel:shard=2", "parallel:tensor=2", "parallel:pipeline=2"} <= set(
+        found
+    )
+    assert not {"single_device", "fsdp_cpu_offload", "parallel"} & set(found)
+
+
+def test_the_page_has_a_bar_a_strategy_and_the_peak_over_devices(core_plan):
+    arguments = [
+        "--devices",
+        "4",
+        "--memory",
+        "3MiB",
+        "--strategies",
+        "fsdp,bogus",
+        "--page",
+        "plan.html",
+        "--over-devices",
+    ]
+    output = core_plan("train.py", *arguments)
+    assert output.endswith("The page is plan.html.\n")
+    page = (core_plan.folder / "plan.html").read_text(encoding="utf-8")
+    assert page.count("<section") == 1
+    assert page.count('class="limit"') == 2, "of the bar, and of the chart"
+    assert re.findall(r"<title>(\d) devices", page) == ["1", "2", "4"]
+    assert "Unknown strategy" in page
+    assert "http" not in page, "it needs nothing else"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train.py", "--memory", "80"], "80GiB, 80GB or 512MiB"),
+        (["absent.py"], "expected a script's path, or module:Class"),
+        (["train.py", "--strategies", "ddp,ddp"], "named twice"),
+    ],
+)
+def test_mistakes_are_told(core_plan, arguments, message):
+    done = programs.run([*programs.CORE, "plan", *arguments], cwd=core_plan.folder, timeout=60)
+    assert done.returncode != 0
+    assert message in " ".join(done.stderr.split())

@@ -2,6 +2,6 @@
 
 from core_plan._version import __version__
 from core_plan.contender import Contender, parse_contenders
-from core_plan.planner import Plan, plan
+from core_plan.planner import MemoryPlan, plan
 
-__all__ = ["Contender", "Plan", "__version__", "parse_contenders", "plan"]
+__all__ = ["Contender", "MemoryPlan", "__version__", "parse_contenders", "plan"]

@@ -1,4 +1,4 @@
-"""Functions in forked copies of this process, and what they tell."""
+"""Functions in forked copies of this process, and what they report."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 def in_children(
     functions: Sequence[Callable[[Callable[[Any], None]], None]], *, timeout_s: float, is_loud: bool = False
 ) -> list[dict[str, Any]]:
-    """Call each `function(tell)` in a copy of this process, side by side, and return what each has told.
+    """Call each `function(report)` in a copy of this process, side by side, and return what each has reported.
 
     Args:
-        functions: each calls `tell` once, with a dict that JSON can hold.
+        functions: each calls `report` once, with a dict that JSON can hold.
         timeout_s: after which the copies are killed.
         is_loud: let the copies print.
 
     Returns:
-        What was told, in their order; of one that has told nothing, `{"failure": why}`.
+        What was reported, in their order; of one that has reported nothing, `{"failure": why}`.
     """
     children = [_fork(function, is_loud) for function in functions]
-    deadline, told = time.monotonic() + timeout_s, [b"" for _ in children]
+    deadline, reported = time.monotonic() + timeout_s, [b"" for _ in children]
     try:
         with selectors.DefaultSelector() as selector:
             for index, (_, reading) in enumerate(children):
@@ -41,10 +41,10 @@ def in_children(
             while selector.get_map() and (left := deadline - time.monotonic()) > 0:
                 for key, _ in selector.select(left):
                     content = os.read(key.fd, 2**16)
-                    told[key.data] += content
+                    reported[key.data] += content
                     if not content:
                         selector.unregister(key.fd)
-                    if not content and told[key.data].startswith(b'{"failure"'):
+                    if not content and reported[key.data].startswith(b'{"failure"'):
                         deadline = min(deadline, time.monotonic() + 2)  # others may wait for it
     finally:
         for child, reading in children:
@@ -52,7 +52,7 @@ def in_children(
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     silent = {"failure": f"The rehearsal didn't end within {timeout_s:.0f} s, or its process was killed."}
-    return [json.loads(content) if content else silent for content in told]
+    return [json.loads(content) if content else silent for content in reported]
 
 
 def _fork(function: Callable[[Callable[[Any], None]], None], is_loud: bool) -> tuple[int, int]:
@@ -68,7 +68,7 @@ def _fork(function: Callable[[Callable[[Any], None]], None], is_loud: bool) -> t
 
 
 def _be_child(function: Callable[[Callable[[Any], None]], None], writing: int, is_loud: bool) -> None:
-    def tell(found: Any) -> None:
+    def report(found: Any) -> None:
         content = json.dumps(found).encode()
         while content:
             content = content[os.write(writing, content) :]
@@ -79,13 +79,13 @@ def _be_child(function: Callable[[Callable[[Any], None]], None], writing: int, i
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)
-        function(tell)
-        tell({"failure": "The program has ended before its second optimizer step."})
+        function(report)
+        report({"failure": "The program has ended before its second optimizer step."})
     except SystemExit as end:
-        tell({"failure": f"The program has ended before its second optimizer step, with status {end.code}."})
+        report({"failure": f"The program has ended before its second optimizer step, with status {end.code}."})
     except BaseException as error:
         with contextlib.suppress(Exception):
             traceback.print_exc()
-        tell({"failure": f"{type(error).__name__}: {error}", "is_refusal": isinstance(error, CoreError)})
+        report({"failure": f"{type(error).__name__}: {error}", "is_refusal": isinstance(error, CoreError)})
     finally:
         os._exit(1)

@@ -12,7 +12,7 @@ from core_plan.rehearsal.cut_batches import CutBatches
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from core_plan.planner import Plan
+    from core_plan.planner import MemoryPlan
 
 _STATE = frozenset({"parameters", "gradients", "optimizer"})
 _PRECISIONS = ("bf16-mixed", "bf16-true")
@@ -49,10 +49,10 @@ class Assessment:
         num_tried: changes that were planned for.
     """
 
-    plan: Plan
+    plan: MemoryPlan
     limit_bytes: int | None = None
     change: Change | None = None
-    changed: Plan | None = None
+    changed: MemoryPlan | None = None
     num_tried: int = 0
 
     @property
@@ -67,28 +67,28 @@ class Assessment:
         return self.limit_bytes - device_bytes(self.plan) if known else None  # type: ignore[operator]  # known
 
 
-def on_device(plan: Plan) -> dict[str, int]:
+def on_device(plan: MemoryPlan) -> dict[str, int]:
     """Bytes at the peak by kind that are in the memory of the device."""
     away = _offloaded_kinds(plan.strategy)
     return {kind: size for kind, size in plan.memory.items() if kind not in away}
 
 
-def offloaded(plan: Plan) -> dict[str, int]:
+def offloaded(plan: MemoryPlan) -> dict[str, int]:
     """Bytes at the peak by kind that are in the memory of the CPU."""
     away = _offloaded_kinds(plan.strategy)
     return {kind: size for kind, size in plan.memory.items() if kind in away and size}
 
 
-def device_bytes(plan: Plan) -> int:
+def device_bytes(plan: MemoryPlan) -> int:
     """The most that a device holds at one moment."""
     return sum(on_device(plan).values())
 
 
 def judge(
-    plan: Plan,
+    plan: MemoryPlan,
     limit_bytes: int | None,
     options: Mapping[str, Any],
-    replan: Callable[[Change], Plan],
+    replan: Callable[[Change], MemoryPlan],
 ) -> Assessment:
     """Compare a plan with the memory of a device; where that lacks some, plan with one change after the other.
 
@@ -113,7 +113,7 @@ def judge(
     return Assessment(plan, limit_bytes, num_tried=num_tried)
 
 
-def _changes(plan: Plan, options: Mapping[str, Any]) -> Iterator[Change]:
+def _changes(plan: MemoryPlan, options: Mapping[str, Any]) -> Iterator[Change]:
     """From what costs least: time, then machines, then numbers, then what waits for the CPU's memory."""
     contender, place = Contender.parse(plan.strategy), (plan.devices, plan.num_nodes)
     if "activation_checkpointing" not in options:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from core_plan.fits import Assessment, Change
-    from core_plan.planner import Plan
+    from core_plan.planner import MemoryPlan
 
 __all__ = ["plan"]
 
@@ -39,7 +39,9 @@ Examples:
 @click.option("--strategies", metavar="NAMES", help="Such as ddp,parallel:shard=4,tensor=2. [default: all]")
 @click.option("--precision", metavar="NAME", help="In place of the program's.")
 @click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with charts.")
-@click.option("--over-devices", is_flag=True, help="Plan for fewer devices too; the page draws the peak over them.")
+@click.option(
+    "--over-devices", is_flag=True, help="MemoryPlan for fewer devices too; the page draws the peak over them."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--show-output", is_flag=True, help="Show what the program prints, and tracebacks of what is refused.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what is sent by operation and axis, and all assumed values.")
@@ -57,7 +59,7 @@ def plan(
     show_output: bool,
     verbose: bool,
 ) -> None:
-    """Plan for PROGRAM, a script or `module:Class`, on devices that needn't be there.
+    """MemoryPlan for PROGRAM, a script or `module:Class`, on devices that needn't be there.
 
     The program runs up to its second optimizer step under each strategy's own code, on tensors that have no memory, as
     one rank of a world that doesn't exist. What it prints and writes with core is left out. Its own ARGUMENTS follow
@@ -120,9 +122,9 @@ class _Planning:
             found.append(judge(made, limit_bytes, self._options, self._changed))
         return found
 
-    def curves(self, plans: Sequence[Plan]) -> dict[str, list[Plan]]:
+    def curves(self, plans: Sequence[MemoryPlan]) -> dict[str, list[MemoryPlan]]:
         """Plans for fewer devices, then those that are given, by strategy; those alone that there are."""
-        found: dict[str, list[Plan]] = {}
+        found: dict[str, list[MemoryPlan]] = {}
         for plan in plans:
             if plan.failure is not None:
                 continue
@@ -133,11 +135,13 @@ class _Planning:
             found[plan.strategy] = [*(each for each in fewer if each.failure is None), plan]
         return found
 
-    def _changed(self, change: Change) -> Plan:
+    def _changed(self, change: Change) -> MemoryPlan:
         what = f"{change.contender} with {change.what}"
         return self._plan(str(change.contender), change.devices, change.num_nodes, change.options, what=what)
 
-    def _plan(self, strategy: str, devices: int, num_nodes: int, options: Mapping[str, Any], *, what: str) -> Plan:
+    def _plan(
+        self, strategy: str, devices: int, num_nodes: int, options: Mapping[str, Any], *, what: str
+    ) -> MemoryPlan:
         from core_plan.planner import plan as make
 
         with _shown(what):

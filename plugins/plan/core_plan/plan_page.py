@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from core_plan.fits import Assessment
-    from core_plan.planner import Plan
+    from core_plan.planner import MemoryPlan
 
 _WIDTH, _HEIGHT = 1000, 24
 _STYLE = """<style>
@@ -27,7 +27,7 @@ _STYLE = """<style>
 </style>"""
 
 
-def render(title: str, assessments: Sequence[Assessment], curves: Mapping[str, Sequence[Plan]]) -> str:
+def render(title: str, assessments: Sequence[Assessment], curves: Mapping[str, Sequence[MemoryPlan]]) -> str:
     """The page.
 
     Args:
@@ -35,10 +35,10 @@ def render(title: str, assessments: Sequence[Assessment], curves: Mapping[str, S
         assessments: one for each strategy.
         curves: by strategy its plans over numbers of devices; empty leaves the chart out.
     """
-    return page(f"Plan: {title}", _body(title, assessments, curves))
+    return page(f"MemoryPlan: {title}", _body(title, assessments, curves))
 
 
-def _body(title: str, assessments: Sequence[Assessment], curves: Mapping[str, Sequence[Plan]]) -> Iterator[str]:
+def _body(title: str, assessments: Sequence[Assessment], curves: Mapping[str, Sequence[MemoryPlan]]) -> Iterator[str]:
     planned = ranked(assessments)
     limit_bytes = next((each.limit_bytes for each in planned), None)
     yield _STYLE
@@ -75,7 +75,7 @@ def _bars(planned: Sequence[Assessment], limit_bytes: int | None) -> Iterator[st
         yield "</section>"
 
 
-def _bar(plan: Plan, limit_bytes: int | None, most: float) -> str:
+def _bar(plan: MemoryPlan, limit_bytes: int | None, most: float) -> str:
     parts, left, memory = [], 0.0, on_device(plan)
     for index, kind in enumerate(KINDS):
         width = _WIDTH * memory.get(kind, 0) / most
@@ -114,7 +114,7 @@ def _row(assessment: Assessment) -> list[str]:
     return [f"<code>{text(plan.strategy)}</code>", sizes[0], sent, sizes[1]]
 
 
-def _points(curves: Mapping[str, Sequence[Plan]]) -> list[list[tuple[int, int]]]:
+def _points(curves: Mapping[str, Sequence[MemoryPlan]]) -> list[list[tuple[int, int]]]:
     return [[(each.devices * each.num_nodes, device_bytes(each)) for each in plans] for plans in curves.values()]
 
 

@@ -29,8 +29,8 @@ _MOST_PROCESSES = 8
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a rank needs for a program under one strategy.
+class MemoryPlan:
+    """The memory and messages of a rank that runs a program under one strategy.
 
     Attributes:
         strategy: as it was asked for, with options.
@@ -72,8 +72,8 @@ def plan(
     arguments: Sequence[str] = (),
     is_loud: bool = False,
     **options: Any,
-) -> list[Plan]:
-    """Main process. Plan for a program under each strategy. It needs no device and no memory for the model.
+) -> list[MemoryPlan]:
+    """Main process. MemoryPlan for a program under each strategy. It needs no device and no memory for the model.
 
     Each plan is made in a copy of this process, in which the program runs under the strategy's own code up to its
     second optimizer step, as rank 0 of a world that doesn't exist, with tensors that have no memory.
@@ -91,7 +91,7 @@ def plan(
     run = _runner(program, list(arguments))
     given = {name: value for name, value in options.items() if value is not None}
     return [
-        Plan(str(each), devices, num_nodes, **_rehearsed(_Stage(run, each, devices, num_nodes, given, is_loud)))
+        MemoryPlan(str(each), devices, num_nodes, **_rehearsed(_Stage(run, each, devices, num_nodes, given, is_loud)))
         for each in parse_contenders(strategies)
     ]
 
@@ -123,13 +123,13 @@ class _Stage:
             is_real: with real tensors.
         """
 
-        def child(rank: int, meeting: str | None, tell: Callable[[Any], None]) -> None:
+        def child(rank: int, meeting: str | None, report: Callable[[Any], None]) -> None:
             from core_plan.rehearsal.rehearse import Rehearsed
 
             if is_real:  # a model whose size nobody knows ends by its own error
                 most = _available_bytes() // num_processes
                 resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-            place = (self.devices, self.num_nodes, self.options, tell, rank, meeting)
+            place = (self.devices, self.num_nodes, self.options, report, rank, meeting)
             Rehearsed(self.contender, *place, is_real=is_real)
             self.run()
 
@@ -152,7 +152,7 @@ def _rehearsed(stage: _Stage) -> dict[str, Any]:
         why = found["failure"]
         found = {**run_small, "assumed": [why]}
         if "failure" in run_small:
-            found = {"failure": f"{why} {run_small['failure']} Plan a smaller model of the same kind."}
+            found = {"failure": f"{why} {run_small['failure']} MemoryPlan a smaller model of the same kind."}
     found.pop("is_refusal", None)
     return found
 
@@ -164,7 +164,8 @@ def _small(stage: _Stage) -> dict[str, Any] | None:
     needed_bytes, available_bytes = 4 * sum(needed.get("memory", {}).values()), _available_bytes()
     if needed_bytes > available_bytes:
         size, free = f"{needed_bytes / 2**30:.0f} GiB", f"{available_bytes / 2**30:.0f} GiB"
-        return {"failure": f"It would have to run for real with 2 ranks, which takes some {size}; {free} are free here."}
+        why = f"It would have to run for real with 2 ranks, which takes some {size}; {free} are free here."
+        return {"failure": why}
     world_size = stage.devices * stage.num_nodes
     one = alone.rehearse(is_real=True)
     if world_size == 1 or ("failure" in one and world_size != 2):
@@ -189,7 +190,7 @@ def _small(stage: _Stage) -> dict[str, Any] | None:
 
 
 def _extrapolated(one: int, two: int, world_size: int) -> int:
-    """What a part that every rank has and a part that ranks share make with so many, if 1 and 2 ranks need these."""
+    """Bytes with so many ranks, of a part that each has and a part that they share, by those of 1 and of 2 ranks."""
     shared = 2 * (one - two)
     return max(0, one - shared + shared // world_size)
 

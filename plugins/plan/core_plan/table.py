@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from core_plan.fits import Assessment
-    from core_plan.planner import Plan
+    from core_plan.planner import MemoryPlan
 
 _SOURCES = {
     "run": "measured by a run with as many ranks on this machine's CPU",
@@ -43,7 +43,7 @@ def ranked(assessments: Sequence[Assessment]) -> list[Assessment]:
     return sorted(planned, key=lambda each: (not each.fits, each.change is None, device_bytes(each.plan)))
 
 
-def reason(plan: Plan) -> str:
+def reason(plan: MemoryPlan) -> str:
     """Why there is no plan, in a line."""
     return next(iter((plan.failure or "").strip().splitlines()), "")
 
@@ -69,7 +69,7 @@ def change_text(assessment: Assessment) -> str:
     return f"none of {assessment.num_tried} changes alone makes it fit" if assessment.fits is False else ""
 
 
-def caveats(plan: Plan) -> Iterator[str]:
+def caveats(plan: MemoryPlan) -> Iterator[str]:
     """The basis of the numbers other than a rehearsal: runs and why, or values that nobody has."""
     if plan.source in _SOURCES:
         yield ". ".join([_SOURCES[plan.source], *plan.assumed])
@@ -88,7 +88,7 @@ def as_json(assessment: Assessment) -> dict[str, Any]:
     return found
 
 
-def _plan_as_json(plan: Plan) -> dict[str, Any]:
+def _plan_as_json(plan: MemoryPlan) -> dict[str, Any]:
     place = {"strategy": plan.strategy, "devices": plan.devices, "num_nodes": plan.num_nodes}
     if plan.failure is not None:
         return {**place, "failure": plan.failure}

@@ -11,12 +11,12 @@ import torch
 from plan_nets import LAYER_BYTES, WIDTH, AsksForFinite, AsksForValues, Buffered, Net
 
 from core import STRATEGY_REGISTRY
-from core_plan import Plan, plan
+from core_plan import MemoryPlan, plan
 
 MODEL_BYTES = 2 * LAYER_BYTES
 
 
-def _plan(make: Any, strategy: str, devices: int = 2, **options: Any) -> Plan:
+def _plan(make: Any, strategy: str, devices: int = 2, **options: Any) -> MemoryPlan:
     (found,) = plan(make, strategies=[strategy], devices=devices, **options)
     return found
 

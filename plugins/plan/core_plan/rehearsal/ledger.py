@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "transient")
-"""What memory is for. Activations are what forward leaves for backward, inputs among it. Transient is the rest: results
+"""The uses of memory. Activations are what forward leaves for backward, inputs among it. Transient is the rest: results
 that nobody keeps, gathered shards, buckets, what is computed again."""
 
 
@@ -59,7 +59,7 @@ class Ledger:
             piece.size_bytes = size_bytes
 
     def mark(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
-        """Say what the storages of these tensors are for."""
+        """Set the kind of the storages of these tensors."""
         for tensor in tensors:
             self.see(tensor)
             if not tensor.is_meta:
@@ -71,7 +71,7 @@ class Ledger:
             piece.kind = "activations"  # forward has left it, and backward lets it go
 
     def begin_steps(self) -> None:
-        """Say that the set-up is over."""
+        """End the set-up: changes from now on belong to steps."""
         self._first_step = len(self._changes)
 
     def peaks(self) -> tuple[int, dict[str, int]]:

@@ -53,7 +53,7 @@ class Rehearsal(TorchDispatchMode):
     Attributes:
         ledger: the memory that the tensors would take.
         sent: bytes that this rank has handed to collectives, by (operation, group).
-        assumed: places in the user's code where a value was asked for that nobody has, and what they were told.
+        assumed: places in the user's code where a value was asked for that nobody has, and what was taken for it.
         counts: whether `ledger` counts.
         num_operations: that have run.
     """
@@ -196,7 +196,7 @@ class CannotRehearse(RuntimeError):
 
 
 def _of_finite(func: Any, args: Any) -> bool | None:
-    """What the operation answers where it asks finite numbers whether they are finite; None if it asks otherwise."""
+    """The answer of an operation that asks finite numbers whether they are finite; None if it asks something else."""
     aten = torch.ops.aten
     if func in (aten.isnan.default, aten.isinf.default):
         return False

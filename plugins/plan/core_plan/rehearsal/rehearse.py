@@ -61,7 +61,7 @@ _NOT_REHEARSED = (ModelCheckpoint, OnExceptionCheckpoint, ProgressBar)
 
 
 class Rehearsed:
-    """What comes of one rehearsal, in the child process."""
+    """One rehearsal, in the child process: its hooks, and its findings."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Rehearsed:
         devices: int,
         num_nodes: int,
         options: Mapping[str, Any],
-        tell: Callable[[Any], None],
+        report: Callable[[Any], None],
         rank: int = 0,
         meeting: str | None = None,
         *,
@@ -82,14 +82,14 @@ class Rehearsed:
             devices: ranks a node.
             num_nodes: nodes.
             options: further arguments of Trainer or Fabric that replace the program's.
-            tell: called once, with the findings. The process has ended then.
+            report: called once, with the findings. The process has ended then.
             rank: of this process.
             meeting: path of a file in which as many processes as there are ranks meet; None: the others are pretended.
             is_real: run with real tensors, for engines that take no others.
         """
         self._contender, self._devices, self._num_nodes = contender, devices, num_nodes
         self._rank, self._has_peers, self._is_real = rank, meeting is not None, is_real
-        self._tell, self._mode, self._num_steps = tell, Rehearsal(self._has_peers, is_real), 0
+        self._report, self._mode, self._num_steps = report, Rehearsal(self._has_peers, is_real), 0
         self.strategy: Strategy | None = None
         join(devices * num_nodes, rank, meeting)
         self._replace(options)
@@ -134,7 +134,7 @@ class Rehearsed:
     def _made(self, owner: Any, given: Mapping[str, Any]) -> None:
         self.strategy = owner.strategy
         if not self._is_real and owner.strategy.capabilities & (Capability.OWNS_STEP | Capability.JOINT_SETUP):
-            self._tell({"failure": "It is an engine, whose own code looks at values.", "is_engine": True})
+            self._report({"failure": "It is an engine, whose own code looks at values.", "is_engine": True})
             os._exit(0)
         if not self._is_real:
             (pass_by_values if self._has_peers else pretend)(owner.strategy)
@@ -152,7 +152,7 @@ class Rehearsed:
         return begun
 
     def _give_up(self, why: str) -> None:
-        self._tell(
+        self._report(
             {"failure": f"{why} after {self._num_steps} steps of a torch.optim.Optimizer; a plan takes {_NUM_STEPS}."}
         )
         os._exit(0)
@@ -194,7 +194,7 @@ class Rehearsed:
             self._mode.sent.clear()
             return
         self._mode.counts = False
-        self._tell(self._found(optimizer))
+        self._report(self._found(optimizer))
         os._exit(0)  # the program isn't asked, and writes nothing
 
     def _found(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class Rehearsed:
 
 
 class _Watching(Callback):
-    """Says when steps begin, and gives up where batches pass and no optimizer steps."""
+    """Notes when steps begin, and gives up where batches pass and no optimizer steps."""
 
     def __init__(self, begin_steps: Callable[[], None], give_up: Callable[[str], None]) -> None:
         self._begin_steps, self._give_up = begin_steps, give_up
@@ -253,7 +253,7 @@ def _without_files(given: Any) -> list[Any]:
 
 
 def _watch_resizes(mode: Rehearsal) -> None:
-    """Tell the ledger of storages that are emptied and filled again, as FSDP's are: no operation does that."""
+    """Note in the ledger storages that are emptied and filled again, as FSDP's are: no operation does that."""
     own = torch.UntypedStorage.resize_
 
     def resize(storage: torch.UntypedStorage, size: int) -> Any:
@@ -265,7 +265,7 @@ def _watch_resizes(mode: Rehearsal) -> None:
 
 
 def _swap_without_memory() -> None:
-    """Let `Module.to` work where a tensor without memory is known to others too, which it refuses."""
+    """Make `Module.to` work where a tensor without memory is known to others too, which it refuses."""
     own: Any = torch.utils.swap_tensors
 
     def swap(first: torch.Tensor, second: torch.Tensor) -> None:
@@ -278,7 +278,7 @@ def _swap_without_memory() -> None:
 
 
 def _chunk_by_shapes() -> None:
-    """Let torch's sharding make one view of all chunks that have one shape: it's cheap at any number of ranks."""
+    """Make one view of all chunks that have one shape in torch's sharding: it's cheap at any number of ranks."""
     own = torch.chunk
 
     def chunk(input: torch.Tensor, chunks: int, dim: int = 0) -> Sequence[torch.Tensor]:

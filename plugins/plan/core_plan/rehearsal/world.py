@@ -12,13 +12,10 @@ from torch._C._distributed_c10d import FileStore, HashStore  # torch.distributed
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake" too
 
-from core import ClusterEnvironment, Strategy
-from core.contract.accelerator import Found
+from core import ClusterEnvironment, Found, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from core.contract.accelerator import Detection
 
 
 class PretendedEnvironment(ClusterEnvironment):
@@ -32,7 +29,7 @@ class PretendedEnvironment(ClusterEnvironment):
         self.devices, self._num_nodes, self._rank = devices, num_nodes, rank
 
     @classmethod
-    def detect(cls) -> Detection:
+    def detect(cls) -> Found:
         """It is given, never found."""
         return Found(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from core import Capability, CoreError
 from core.registry import STRATEGY_REGISTRY, Status, listing
 
 _MOST_TENSOR = 8
@@ -13,7 +14,8 @@ _MOST_PIPELINE = 8
 def installed_strategies(devices: int, num_nodes: int) -> list[str]:
     """Each installed strategy, once a class and without its presets, then layouts of core-parallel.
 
-    A strategy that trains on other devices only than the CPU, on which programs are rehearsed, isn't among them.
+    One that trains on other devices only than the CPU, on which programs are rehearsed, isn't among them. Nor is an
+    engine: it would run for real, which takes minutes.
 
     Args:
         devices: ranks a node.
@@ -32,8 +34,12 @@ def installed_strategies(devices: int, num_nodes: int) -> list[str]:
 def _serves(alias: str, world_size: int) -> bool:
     if (alias == "single_device") is not (world_size == 1):
         return False
-    types = getattr(STRATEGY_REGISTRY.get(alias), "device_types", ())
-    return not types or "cpu" in types
+    try:
+        strategy = STRATEGY_REGISTRY.create(alias)
+    except CoreError:
+        return True  # whose plan says why not
+    is_engine = strategy.capabilities & (Capability.OWNS_STEP | Capability.JOINT_SETUP)
+    return not is_engine and (not strategy.device_types or "cpu" in strategy.device_types)
 
 
 def _parallel(devices: int, world_size: int) -> list[str]:

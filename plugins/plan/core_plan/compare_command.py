@@ -15,6 +15,8 @@ from core.cli import say, say_json
 if TYPE_CHECKING:
     from core_plan.compared.comparison import Comparison
 
+__all__ = ["compare"]
+
 _EXAMPLES = """\b
 Examples:
   core compare train.py --strategies ddp,fsdp --devices 2

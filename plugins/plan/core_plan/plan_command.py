@@ -105,7 +105,6 @@ class _Planning:
         self._devices, self._num_nodes = devices, num_nodes
         self._options: dict[str, Any] = {} if precision is None else {"precision": precision}
         self._is_loud = is_loud
-        _import_once()
         ranks = devices * num_nodes
         self.title = f"{program} on {ranks} device{'s' * (ranks != 1)}"
 
@@ -162,13 +161,6 @@ def fewer_devices(devices: int, num_nodes: int) -> list[tuple[int, int]]:
     within = [(size, 1) for size in (1, 2, 4) if size < devices]
     beyond = [(devices, 4**power) for power in range(6) if 4**power < num_nodes]
     return within + beyond
-
-
-def _import_once() -> None:
-    """Import what each rehearsal needs, here: they are forks of this process."""
-    import torch._dynamo  # noqa: F401  # by every optimizer
-
-    import core_plan.rehearsal.rehearse  # noqa: F401
 
 
 @contextmanager

@@ -88,12 +88,20 @@ def plan(
         is_loud: let the program print.
         options: arguments of Trainer that replace the program's, such as `precision`.
     """
+    _import_once()
     run = _runner(program, list(arguments))
     given = {name: value for name, value in options.items() if value is not None}
     return [
         MemoryPlan(str(each), devices, num_nodes, **_rehearsed(_Stage(run, each, devices, num_nodes, given, is_loud)))
         for each in parse_contenders(strategies)
     ]
+
+
+def _import_once() -> None:
+    """Import here what each rehearsal needs, in a fork of this process."""
+    import torch._dynamo  # noqa: F401  # by every optimizer
+
+    import core_plan.rehearsal.rehearse  # noqa: F401
 
 
 @dataclass(frozen=True)
@@ -137,8 +145,8 @@ class _Stage:
             meeting = f"{folder}/meeting" if num_processes > 1 else None
             ranks = [functools.partial(child, rank, meeting) for rank in range(num_processes)]
             every = in_children(ranks, timeout_s=_TIMEOUT_S, is_loud=self.is_loud)
-        if failed := [one for one in every if "failure" in one]:
-            return failed[0]
+        if failed := [one for one in every if "failure" in one]:  # a rank's own, before lost connections to it
+            return max(failed, key=lambda one: (bool(one.get("is_refusal")), "gloo" not in one["failure"]))
         return max(every, key=lambda one: sum(one["memory"].values()))
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from core import Fabric, Trainer
 
+__all__ = ["begin"]
+
 
 def begin() -> None:
     """Compare this process's program as its task says. `core compare` starts it.

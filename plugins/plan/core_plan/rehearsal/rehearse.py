@@ -153,7 +153,9 @@ class Rehearsed:
 
     def _give_up(self, why: str) -> None:
         self._report(
-            {"failure": f"{why} after {self._num_steps} steps of a torch.optim.Optimizer; a plan takes {_NUM_STEPS}."}
+            {
+                "failure": f"{why} after {self._num_steps} steps of a torch.optim.Optimizer; a plan takes {_NUM_STEPS}, of each rank."
+            }
         )
         os._exit(0)
 

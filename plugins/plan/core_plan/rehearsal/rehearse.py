@@ -152,11 +152,8 @@ class Rehearsed:
         return begun
 
     def _give_up(self, why: str) -> None:
-        self._report(
-            {
-                "failure": f"{why} after {self._num_steps} steps of a torch.optim.Optimizer; a plan takes {_NUM_STEPS}, of each rank."
-            }
-        )
+        text = f"{why} after {self._num_steps} steps of a torch.optim.Optimizer; a plan takes {_NUM_STEPS} of a rank."
+        self._report({"failure": text})
         os._exit(0)
 
     def _begin(self, module: torch.nn.Module) -> None:

@@ -6,10 +6,11 @@ import functools
 import os
 import sys
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import (
@@ -188,12 +189,15 @@ class Rehearsed:
         kept = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
         self._mode.ledger.mark(map(_local, kept), "optimizer")
         self._num_steps += 1
-        is_quick = self._mode.num_operations < _MANY
+        is_quick = self._mode.num_operations < _MANY and not self._has_peers  # whose numbers differ
         if self._num_steps < _NUM_STEPS + (self._is_real or is_quick):
             self._mode.sent.clear()
             return
         self._mode.counts = False
         self._report(self._found(optimizer))
+        if self._has_peers:
+            with suppress(RuntimeError):  # one that has failed
+                dist.barrier()  # others may still need this rank's connections
         os._exit(0)  # the program isn't asked, and writes nothing
 
     def _found(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -1,59 +1,72 @@
-"""Kubeflow's training operator."""
+"""Kubeflow Trainer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
 
-from core.cluster.variables import TorchVariables, all_set, check_world, read_int
-from core.contract import Absent, Found
+from core.cluster.local import LocalEnvironment
+from core.cluster.variables import all_set, read_int, read_port, read_text
+from core.contract import Absent, ConfigurationError, Found
 
-if TYPE_CHECKING:
-    from core.contract.accelerator import Detection
-
-_HINT = "Kubeflow's training operator sets it in every pod of a PyTorchJob."
-_POD_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+_HINT = "Kubeflow Trainer sets it in every pod of a TrainJob."
+_POD_VARIABLES = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
-class KubeflowEnvironment(TorchVariables):
-    """A pod of a `PyTorchJob`: one process a pod, and each pod is a node.
+class KubeflowEnvironment(LocalEnvironment):
+    """A pod of a `TrainJob` whose command is `python`: each pod is a node, whose processes the launcher makes.
+
+    torchrun takes the same variables for its options, and then sets its own, which come first. Pods of a `PyTorchJob`
+    have them too.
 
     Variables:
-        KUBERNETES_PORT, or KUBERNETES_SERVICE_HOST: set in a pod.
-        MASTER_ADDR, MASTER_PORT: where the ranks meet.
-        WORLD_SIZE, RANK: number of pods, and number of this one.
+        PET_NNODES, PET_NODE_RANK: number of pods, and number of this one.
+        PET_MASTER_ADDR, PET_MASTER_PORT: where the ranks meet.
+
+    Ranks come from the launcher through `set_world`; before, this is one process a pod.
     """
 
-    hint = _HINT
-
     @classmethod
-    def detect(cls) -> Detection:
-        """Found if this is a pod to which the training operator has given a rank."""
-        if not (all_set("KUBERNETES_PORT") or all_set("KUBERNETES_SERVICE_HOST")):
-            return Absent("neither KUBERNETES_PORT nor KUBERNETES_SERVICE_HOST is set")
+    def detect(cls) -> Found | Absent:
+        """Found if this is a pod to which Kubeflow has given a rank."""
         if missing := [name for name in _POD_VARIABLES if not all_set(name)]:
-            return Absent(f"in a Kubernetes pod, but {missing[0]} is not set")
-        return Found(read_int("WORLD_SIZE", hint=_HINT, minimum=1), priority=50)
+            return Absent(f"{missing[0]} is not set")
+        return Found(read_int("PET_NNODES", hint=_HINT, minimum=1), priority=50)
 
-    def local_rank(self) -> int:
-        """0: one process a pod."""
-        return 0
+    @property
+    def main_address(self) -> str:
+        """`PET_MASTER_ADDR`."""
+        return read_text("PET_MASTER_ADDR", hint=_HINT)
+
+    @property
+    def main_port(self) -> int:
+        """`PET_MASTER_PORT`."""
+        return read_port(_HINT, "PET_MASTER_PORT") or read_int("PET_MASTER_PORT", hint=_HINT)
+
+    def world_size(self) -> int:
+        """The launcher's number; before there is one, `PET_NNODES`."""
+        return super().world_size() if self._world else self.num_nodes()
+
+    def global_rank(self) -> int:
+        """The launcher's number; before there is one, `PET_NODE_RANK`."""
+        is_known = self._world or os.environ.get("CORE_GLOBAL_RANK")
+        return super().global_rank() if is_known else self.node_rank()
 
     def node_rank(self) -> int:
-        """`RANK`: each pod is a node."""
-        return self.global_rank()
+        """The launcher's number; before there is one, `PET_NODE_RANK`."""
+        return super().node_rank() if self._world else read_int("PET_NODE_RANK", hint=_HINT)
+
+    def num_nodes(self) -> int:
+        """`PET_NNODES`."""
+        return read_int("PET_NNODES", hint=_HINT, minimum=1)
 
     def validate(self, num_devices: int, num_nodes: int) -> None:
-        """One device a pod, one pod a node.
+        """One pod a node.
 
         Raises:
-            ConfigurationError: something else was asked for.
+            ConfigurationError: another number of nodes was asked for.
         """
-        check_world(
-            starter="Kubeflow",
-            world_size=self.world_size(),
-            world_variable="WORLD_SIZE",
-            num_devices=num_devices,
-            num_nodes=num_nodes,
-            cure=f"Pass devices=1 and num_nodes={self.world_size()}; for several devices a pod, "
-            "let the pod's command be torchrun.",
-        )
+        if num_nodes != self.num_nodes():
+            raise ConfigurationError(
+                f"Kubeflow started {self.num_nodes()} pods (PET_NNODES), but num_nodes={num_nodes}. Pass "
+                'num_nodes="auto", or set numNodes in the TrainJob.'
+            )

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from core.cluster.ports import reserve_port
 from core.cluster.variables import read_int, read_port
-from core.contract import ClusterEnvironment, ConfigurationError, Found
+from core.contract import Absent, ClusterEnvironment, ConfigurationError, Found
 
 _BY_HAND = (
     "Without a scheduler the script is started by hand on every node, with MASTER_ADDR and MASTER_PORT (the same "
@@ -37,7 +37,7 @@ class LocalEnvironment(ClusterEnvironment):
         self._world: tuple[int, int, int, int] | None = None
 
     @classmethod
-    def detect(cls) -> Found:
+    def detect(cls) -> Found | Absent:
         """Always found, with the lowest priority."""
         return Found(1, priority=0)
 

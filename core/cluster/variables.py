@@ -46,19 +46,17 @@ def read_address() -> str:
     return os.environ.get("MASTER_ADDR", "").strip()
 
 
-def read_port(hint: str) -> int | None:
-    """`MASTER_PORT` if it is set, else None.
+def read_port(hint: str, name: str = "MASTER_PORT") -> int | None:
+    """`MASTER_PORT`, or another variable, if it is set, else None.
 
     Raises:
         ConfigurationError: it isn't a port number.
     """
-    if not os.environ.get("MASTER_PORT", "").strip():
+    if not os.environ.get(name, "").strip():
         return None
-    port = read_int("MASTER_PORT", hint=hint, minimum=1)
+    port = read_int(name, hint=hint, minimum=1)
     if port > 65_535:
-        raise ConfigurationError(
-            f"The environment variable MASTER_PORT must be at most 65535, but it is {port}. {hint}"
-        )
+        raise ConfigurationError(f"The environment variable {name} must be at most 65535, but it is {port}. {hint}")
     return port
 
 

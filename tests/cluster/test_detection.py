@@ -73,10 +73,19 @@ JSRUN = {
     "JSM_NAMESPACE_LOCAL_RANK": "0",
     "LSB_DJOB_RANKFILE": "/nowhere",
 }
+TRAINJOB = {
+    "PET_NNODES": "3",
+    "PET_NPROC_PER_NODE": "2",
+    "PET_NODE_RANK": "2",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29500",
+}
+# Kubeflow's first operator, since its release 1.7.
 PYTORCHJOB = {
-    "KUBERNETES_PORT": "tcp://10.96.0.1:443",
-    "MASTER_ADDR": "job-master-0",
-    "MASTER_PORT": "23456",
+    **TRAINJOB,
+    "PET_NPROC_PER_NODE": "auto",
+    "MASTER_ADDR": "job-node-0-0.job",
+    "MASTER_PORT": "29500",
     "WORLD_SIZE": "3",
     "RANK": "2",
 }
@@ -84,7 +93,7 @@ PYTORCHJOB = {
 
 @pytest.fixture(autouse=True)
 def no_scheduler(monkeypatch):
-    prefixes = ("SLURM", "OMPI", "PMI", "MPI_", "MV2", "LSB_", "JSM_", "KUBERNETES", "TORCHELASTIC", "CORE_")
+    prefixes = ("SLURM", "OMPI", "PMI", "MPI_", "MV2", "LSB_", "JSM_", "PET_", "TORCHELASTIC", "CORE_")
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR")
     for name in list(os.environ):
         if name.startswith(prefixes) or name in (*names, "MASTER_PORT", "LOCAL_SIZE", "CROSS_RANK"):
@@ -114,9 +123,10 @@ def chosen():
         (OPEN_MPI, MPIEnvironment),
         (MPICH, MPIEnvironment),
         (JSRUN, LSFEnvironment),
+        (TRAINJOB, KubeflowEnvironment),
         (PYTORCHJOB, KubeflowEnvironment),
         (SRUN | TORCHRUN, TorchElasticEnvironment),
-        (PYTORCHJOB | TORCHRUN, TorchElasticEnvironment),
+        (TRAINJOB | TORCHRUN, TorchElasticEnvironment),
         # mpirun starts its daemons with srun on the other nodes of a job.
         (SRUN | OPEN_MPI, MPIEnvironment),
         # jsrun sets Open MPI's variables too.
@@ -331,13 +341,18 @@ def test_an_unreadable_rankfile_is_named(given):
         _ = LSFEnvironment().main_address
 
 
-def test_kubeflow(given):
-    given(PYTORCHJOB)
+@pytest.mark.parametrize("variables", [TRAINJOB, PYTORCHJOB])
+def test_a_pod_is_a_node_whose_processes_the_launcher_makes(given, variables):
+    given(variables)
     environment = KubeflowEnvironment()
-    assert described(environment) == ("job-master-0", 23456, 3, 2, 0, 2)
-    environment.validate(num_devices=1, num_nodes=3)
-    with pytest.raises(ConfigurationError, match="let the pod's command be torchrun"):
-        environment.validate(num_devices=2, num_nodes=3)
+    assert not environment.creates_processes
+    assert environment.num_nodes() == 3
+    assert described(environment) == ("job-node-0-0.job", 29500, 3, 2, 0, 2)
+    environment.validate(num_devices=8, num_nodes=3)
+    with pytest.raises(ConfigurationError, match=r"Kubeflow started 3 pods \(PET_NNODES\), but num_nodes=1"):
+        environment.validate(num_devices=1, num_nodes=1)
+    given({"CORE_GLOBAL_RANK": "5"})
+    assert environment.global_rank() == 5, "as its launcher has announced"
 
 
 def test_local_takes_the_world_from_the_launcher_and_meets_it_at_one_port(monkeypatch):
@@ -371,7 +386,7 @@ def test_several_nodes_by_hand(given):
         (SLURMEnvironment, SRUN, {"SLURM_PROCID": "-1"}, "SLURM_PROCID must be a number of at least 0"),
         (MPIEnvironment, OPEN_MPI, {"OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK must be a number"),
         (LSFEnvironment, JSRUN, {"JSM_NAMESPACE_RANK": "x"}, "JSM_NAMESPACE_RANK must be a number"),
-        (KubeflowEnvironment, PYTORCHJOB, {"RANK": "x"}, "RANK must be a number"),
+        (KubeflowEnvironment, TRAINJOB, {"PET_NODE_RANK": "x"}, "PET_NODE_RANK must be a number"),
     ],
 )
 def test_a_malformed_variable_is_named(given, kind, variables, change, message):
@@ -388,8 +403,8 @@ def test_a_malformed_port_is_named(given, port):
 
 
 def test_a_pod_without_several_variables_is_told_of_the_first(given):
-    given({"KUBERNETES_PORT": "tcp://10.96.0.1:443", "MASTER_PORT": "23456"})
-    assert KubeflowEnvironment.detect() == Absent("in a Kubernetes pod, but MASTER_ADDR is not set")
+    given({"PET_NNODES": "2", "PET_MASTER_PORT": "29500"})
+    assert KubeflowEnvironment.detect() == Absent("PET_NODE_RANK is not set")
 
 
 def test_absence_has_a_reason():

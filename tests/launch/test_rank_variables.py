@@ -3,7 +3,7 @@
 import pytest
 
 from core import Absent, Found
-from core.cluster import KubeflowEnvironment, TorchElasticEnvironment
+from core.cluster import TorchElasticEnvironment
 from core.contract.rank_variables import rank_variables
 
 SHOW = """
@@ -47,13 +47,11 @@ def as_in_rank_1(monkeypatch):
     variables = rank_variables(world_size=2, global_rank=1, local_rank=1, node_rank=0, num_local=2)
     for name, value in {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("KUBERNETES_PORT", "443")
 
 
 @pytest.mark.usefixtures("as_in_rank_1")
-@pytest.mark.parametrize("environment", [TorchElasticEnvironment, KubeflowEnvironment])
-def test_core_takes_its_own_for_no_launcher(environment):
-    assert isinstance(environment.detect(), Absent)
+def test_core_takes_its_own_for_no_launcher():
+    assert isinstance(TorchElasticEnvironment.detect(), Absent)
 
 
 @pytest.mark.usefixtures("as_in_rank_1")

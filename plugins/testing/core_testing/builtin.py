@@ -185,19 +185,19 @@ class TestLSF(ClusterEnvironmentConformance):
 
 
 class TestKubeflow(ClusterEnvironmentConformance):
-    """A PyTorchJob, one process a pod."""
+    """The second of a TrainJob's two pods."""
 
     alias = "kubeflow"
     variables = {
-        **{"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_PORT": "tcp://10.0.0.1:443"},
-        **{"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1"},
+        **{"PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "1"},
+        **{"PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500"},
     }
     expected = {
         **{"world_size": 2, "global_rank": 1, "local_rank": 0, "node_rank": 1},
-        **{"main_address": "job-master-0", "main_port": 23456},
+        **{"main_address": "job-node-0-0.job", "main_port": 29500},
     }
-    devices = (1, 2)
-    malformed = "RANK"
+    devices = (4, 2)
+    malformed = "PET_NODE_RANK"
 
 
 class TestInPlace(LauncherConformance):

@@ -1,0 +1,122 @@
+"""The worker's side: one rank, in a process that Monarch has made, whose main thread runs the function."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
+
+from core import WorkerError
+from core.cluster import reserve_port
+from core.launch import LaunchedCall, WorkerFailure, exit_on_signal, write_result
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Place(NamedTuple):
+    """The location of a rank.
+
+    Attributes:
+        host: name of its machine.
+        pid: of its process.
+        port: a TCP port of this machine that was free.
+    """
+
+    host: str
+    pid: int
+    port: int
+
+
+class Ending(NamedTuple):
+    """The end of a rank's work.
+
+    Attributes:
+        exit_code: 0 if the function came to its end; else what the process would have exited with.
+        result: rank 0's, pickled.
+        report: the exception that ended it.
+        has_left: it ended by `sys.exit(0)`, before the function's end.
+    """
+
+    exit_code: int
+    result: bytes | None = None
+    report: WorkerFailure | None = None
+    has_left: bool = False
+
+
+class News(NamedTuple):
+    """A message of the main process to a rank that works.
+
+    Attributes:
+        signal: to be answered as if it had come here.
+        message: why the rank is to end.
+        rank: that ended first.
+    """
+
+    signal: int | None = None
+    message: str = ""
+    rank: int = 0
+
+
+class Rank:
+    """One rank's process. `begin` and `run` are called in its main thread, `tell` in any."""
+
+    def __init__(self) -> None:
+        self._is_running = False
+        self._news: News | None = None
+
+    def begin(self, paths: list[str]) -> Place:
+        """Find modules where the main process does, and hear signals from here on. Returns where this is."""
+        sys.path += [path for path in paths if path not in sys.path]
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGIO):
+            signal.signal(number, self._on_signal)
+        return Place(socket.gethostname(), os.getpid(), reserve_port(self, host=""))
+
+    def run(self, call: bytes, world: Mapping[str, int], variables: Mapping[str, str]) -> Ending:
+        """Call the function. Whatever ends it is part of the answer, so that an error of Monarch's is a lost process."""
+        os.environ.update(variables)
+        try:
+            self._is_running = True
+            self._on_signal(0, None)  # news that came before
+            outcome = LaunchedCall.read(io.BytesIO(call)).run(**world)
+            file = io.BytesIO()
+            if world["global_rank"] == 0:
+                write_result(outcome, file, pickle_module=cloudpickle)
+            return Ending(0, file.getvalue())
+        except SystemExit as error:
+            return _left(error)
+        except KeyboardInterrupt:
+            return Ending(128 + signal.SIGINT)
+        except BaseException as error:
+            return Ending(1, report=WorkerFailure.of(error))
+        finally:
+            self._is_running = False
+
+    def tell(self, news: News) -> None:
+        """Take news to the main thread, by a signal."""
+        self._news = news
+        os.kill(os.getpid(), signal.SIGIO)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if not self._is_running:
+            return
+        news = self._news or News()
+        if number in (signal.SIGINT, signal.SIGTERM):
+            exit_on_signal(number, frame)
+        elif news.signal is not None:
+            self._news = None
+            exit_on_signal(news.signal, frame)
+        # An exception that is being handled already ends this rank; a second one would hide it.
+        elif news.message and sys.exception() is None:
+            raise WorkerError(news.message, rank=news.rank)
+
+
+def _left(error: SystemExit) -> Ending:
+    if error.code is None or error.code == 0:
+        return Ending(0, has_left=True)
+    return Ending(error.code) if isinstance(error.code, int) else Ending(1, report=WorkerFailure.of(error))

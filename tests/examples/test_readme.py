@@ -37,8 +37,10 @@ LIBRARIES = {
     "Horovod": "horovod",
     "core_aim": "aim",
     "core_comet": "comet_ml",
+    "core_monarch": "monarch",
     "core_ray": "ray",
     "core_trackio": "trackio",
+    'plugins="monarch"': "monarch",
     'plugins="ray"': "ray",
     "from ray": "ray",
 }

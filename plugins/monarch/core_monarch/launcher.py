@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from core import ConfigurationError, Launcher, LaunchError
 from core.launch import LaunchedCall, SignalForwarder, read_result
 from core_monarch import library
@@ -79,7 +77,7 @@ class MonarchLauncher(Launcher):
             file,
             who="The launcher 'monarch'",
             cure="Make it in the module or function that runs on the ranks.",
-            pickle_module=cloudpickle,
+            pickle_module=library.load("cloudpickle"),
         )
         hosts = library.load().this_host() if self.hosts is None else self.hosts
         with faults_of_ranks_are_answers(), SignalForwarder() as signals:

@@ -23,8 +23,11 @@ _START_S = 120.0
 """Seconds in which all processes begin."""
 _LOOK_S = 0.2
 """Seconds after which a signal that came to the main process is handed on."""
-_ECHO_S = 2.0
-"""Seconds to look for the cause when a rank reports no more than a lost connection."""
+_ECHO_S = 15.0
+"""Seconds to look for the cause when a rank reports no more than a lost connection.
+
+Monarch asks for lost processes now and then, and has named them after up to 10.
+"""
 _HEAR_S = 0.5
 """Seconds after which a rank that was asked to end, and goes on, is taken to wait in native code."""
 _END_S = 20.0
@@ -155,6 +158,8 @@ class RankActors:
         """The error of a rank whose process is gone, of which Monarch has said no more than text."""
         if killed := re.search(r"Killed\(sig=(\d+)", said):
             return worker_error(rank, -int(killed[1]), None, where=self._where(rank))
+        if exited := re.search(r"exited with non-zero code (\d+)", said):
+            return worker_error(rank, int(exited[1]), None, where=self._where(rank))
         return WorkerError(f"Rank {rank} {self._where(rank)} was lost. Monarch says: {said}", rank=rank)
 
     def _hand_on(self, running: Mapping[int, Any]) -> None:

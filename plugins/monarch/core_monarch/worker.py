@@ -9,11 +9,10 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cloudpickle
-
 from core import WorkerError
 from core.cluster import reserve_port
 from core.launch import LaunchedCall, WorkerFailure, exit_on_signal, write_result
+from core_monarch import library
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,20 +72,25 @@ class Rank:
     def begin(self, paths: list[str]) -> Place:
         """Find modules where the main process does, and hear signals from here on. Returns where this is."""
         sys.path += [path for path in paths if path not in sys.path]
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGIO):
-            signal.signal(number, self._on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM):  # the main process hears it too, and hands it on
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGIO, self._on_news)
         return Place(socket.gethostname(), os.getpid(), reserve_port(self, host=""))
 
     def run(self, call: bytes, world: Mapping[str, int], variables: Mapping[str, str]) -> Ending:
-        """Call the function. Whatever ends it is part of the answer, so that an error of Monarch's is a lost process."""
+        """Call the function. Whatever ends it is part of the answer: an error of Monarch's means a lost process."""
         os.environ.update(variables)
         try:
             self._is_running = True
-            self._on_signal(0, None)  # news that came before
-            outcome = LaunchedCall.read(io.BytesIO(call)).run(**world)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, exit_on_signal)
+            self._on_news(signal.SIGIO, None)  # what came before
+            launched = LaunchedCall.read(io.BytesIO(call))
+            _share_cores(int(variables["LOCAL_WORLD_SIZE"]))
+            outcome = launched.run(**world)
             file = io.BytesIO()
             if world["global_rank"] == 0:
-                write_result(outcome, file, pickle_module=cloudpickle)
+                write_result(outcome, file, pickle_module=library.load("cloudpickle"))
             return Ending(0, file.getvalue())
         except SystemExit as error:
             return _left(error)
@@ -96,24 +100,31 @@ class Rank:
             return Ending(1, report=WorkerFailure.of(error))
         finally:
             self._is_running = False
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
 
     def tell(self, news: News) -> None:
         """Take news to the main thread, by a signal."""
         self._news = news
         os.kill(os.getpid(), signal.SIGIO)
 
-    def _on_signal(self, number: int, frame: Any) -> None:
-        if not self._is_running:
+    def _on_news(self, number: int, frame: Any) -> None:
+        if not self._is_running or self._news is None:
             return
-        news = self._news or News()
-        if number in (signal.SIGINT, signal.SIGTERM):
-            exit_on_signal(number, frame)
-        elif news.signal is not None:
-            self._news = None
-            exit_on_signal(news.signal, frame)
+        if self._news.signal is not None:
+            number, self._news = self._news.signal, None
+            signal.raise_signal(number)  # to the handler that is there, perhaps the Trainer's
         # An exception that is being handled already ends this rank; a second one would hide it.
-        elif news.message and sys.exception() is None:
-            raise WorkerError(news.message, rank=news.rank)
+        elif sys.exception() is None:
+            raise WorkerError(self._news.message, rank=self._news.rank)
+
+
+def _share_cores(num_processes: int) -> None:
+    """Give this process its share of the host's cores, unless the user has chosen with `OMP_NUM_THREADS`."""
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)) // num_processes)))
 
 
 def _left(error: SystemExit) -> Ending:

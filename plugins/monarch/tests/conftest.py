@@ -1,4 +1,4 @@
-"""Tests that need Monarch: `tox run -e monarch`. Elsewhere they aren't collected; those of `test_without_monarch.py` always are."""
+"""Tests that need Monarch: `tox run -e monarch`. Elsewhere those of `test_without_monarch.py` alone are collected."""
 
 from importlib.metadata import PackageNotFoundError, distribution
 

@@ -1,0 +1,86 @@
+"""The pods of Kubeflow's TrainJob: processes of this machine, with the variables that Kubeflow Trainer sets."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from core.cluster import reserve_port
+
+PROGRAM = """
+import os, signal, sys
+
+import core
+
+fabric = core.Fabric(strategy="ddp", accelerator="cpu", devices=2, num_nodes="auto")
+fabric.launch()
+environment = type(fabric.strategy.cluster_environment).__name__
+place = f"rank {fabric.global_rank} of {fabric.world_size} node {fabric.node_rank} local {fabric.local_rank}"
+print(environment, place, flush=True)
+fabric.barrier()
+if sys.argv[1] == "kill" and fabric.global_rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+fabric.barrier()
+"""
+
+
+@pytest.fixture
+def in_pods(tmp_path, request):
+    """A command run in each of two pods: exit codes, lines, errors."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+
+    def start(number, port, command):
+        variables = {
+            "PET_NNODES": "2",
+            "PET_NPROC_PER_NODE": "2",
+            "PET_NODE_RANK": str(number),
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
+        return subprocess.Popen(
+            [*command, str(tmp_path / "train.py"), request.param],
+            env=os.environ | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(*command):
+        port = reserve_port(request)
+        pods = [start(number, port, command) for number in range(2)]
+        told = [pod.communicate(timeout=200) for pod in pods]
+        return [pod.returncode for pod in pods], sorted("".join(out for out, _ in told).splitlines()), told
+
+    return run
+
+
+def lines_of(environment):
+    return [f"{environment} rank {rank} of 4 node {rank // 2} local {rank % 2}" for rank in range(4)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_pods", ["end"], indirect=True)
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [
+        ([sys.executable], "KubeflowEnvironment"),
+        ([sys.executable, "-m", "torch.distributed.run"], "TorchElasticEnvironment"),
+    ],
+    ids=["python", "torchrun"],
+)
+def test_a_program_finds_its_ranks(in_pods, command, environment):
+    codes, lines, told = in_pods(*command)
+    assert codes == [0, 0], told
+    assert lines == lines_of(environment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_pods", ["kill"], indirect=True)
+def test_a_killed_rank_ends_both_pods(in_pods):
+    codes, lines, told = in_pods(sys.executable)
+    assert 0 not in codes
+    assert lines == lines_of("KubeflowEnvironment")
+    assert f"Rank 1 was killed by {signal.SIGKILL.name}" in told[0][1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from monarch.actor import Actor, concurrent_endpoint, endpoint
 
 from core_monarch.main_thread import MAIN_THREAD
-from core_monarch.worker import Ending, News, Place, Rank
+from core_monarch.worker import MonarchEnding, MonarchNews, MonarchPlace, RankProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class RankActor(Actor):  # type: ignore[misc]  # Monarch isn't installed where types are checked
-    """Takes calls to the process's main thread, and answers others meanwhile."""
+class MonarchActor(Actor):  # type: ignore[misc]  # Monarch isn't installed where types are checked
+    """An actor that takes calls to the process's main thread, and answers others meanwhile."""
 
     def __init__(self) -> None:
-        self._rank = Rank()
+        self._rank = RankProcess()
 
     @endpoint  # type: ignore[untyped-decorator]  # likewise
-    async def begin(self, paths: list[str]) -> Place:
-        """See `Rank.begin`."""
+    async def begin(self, paths: list[str]) -> MonarchPlace:
+        """See `RankProcess.begin`."""
         return await self._in_main_thread(functools.partial(self._rank.begin, paths))
 
     @concurrent_endpoint  # type: ignore[untyped-decorator]
-    async def run(self, call: bytes, world: Mapping[str, int], variables: Mapping[str, str]) -> Ending:
-        """See `Rank.run`."""
+    async def run(self, call: bytes, world: Mapping[str, int], variables: Mapping[str, str]) -> MonarchEnding:
+        """See `RankProcess.run`."""
         return await self._in_main_thread(functools.partial(self._rank.run, call, world, variables))
 
     @endpoint  # type: ignore[untyped-decorator]
-    async def tell(self, news: News) -> None:
-        """See `Rank.tell`."""
-        self._rank.tell(news)
+    async def post(self, news: MonarchNews) -> None:
+        """See `RankProcess.post`."""
+        self._rank.post(news)
 
     @endpoint  # type: ignore[untyped-decorator]
     async def die(self) -> None:

@@ -9,7 +9,7 @@ from core import ConfigurationError, Launcher, LaunchError
 from core.launch import LaunchedCall, SignalForwarder, read_result
 from core_monarch import library
 from core_monarch.environment import MonarchEnvironment
-from core_monarch.ranks import RankActors, faults_of_ranks_are_answers, variables_of_core
+from core_monarch.ranks import MonarchRanks, faults_of_ranks_are_answers, variables_of_core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -81,7 +81,7 @@ class MonarchLauncher(Launcher):
         )
         hosts = library.load().this_host() if self.hosts is None else self.hosts
         with faults_of_ranks_are_answers(), SignalForwarder() as signals:
-            ranks = RankActors(self.num_processes)
+            ranks = MonarchRanks(self.num_processes)
             try:
                 ranks.start(hosts, variables_of_core() | self.env)
                 signals.to(ranks)

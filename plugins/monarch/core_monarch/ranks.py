@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from core import LaunchError, WorkerError
 from core.launch import GRACE_S, rank_variables, worker_error
 from core_monarch import library
-from core_monarch.worker import Ending, News
+from core_monarch.worker import MonarchEnding, MonarchNews
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from core_monarch.worker import Place
+    from core_monarch.worker import MonarchPlace
 
 _START_S = 120.0
 """Seconds in which all processes begin."""
@@ -35,7 +35,7 @@ _END_S = 20.0
 _NAME = "core_monarch_ranks"
 
 
-class RankActors:
+class MonarchRanks:
     """The actors of one launch, in the order of their ranks."""
 
     def __init__(self, num_processes: int) -> None:
@@ -43,8 +43,8 @@ class RankActors:
         self._num_processes = num_processes
         self._procs: Any = None
         self._actors: list[Any] = []
-        self._places: list[Place] = []
-        self._endings: dict[int, Ending | WorkerError] = {}
+        self._places: list[MonarchPlace] = []
+        self._endings: dict[int, MonarchEnding | WorkerError] = {}
         self._heard: int | None = None
         self._handed_on: int | None = None
 
@@ -70,7 +70,7 @@ class RankActors:
         monarch, actor = library.load(), library.load("core_monarch.actor")
         command = type(monarch.default_bootstrap_cmd())(sys.executable, None, ["-m", "core_monarch"], variables)
         self._procs = hosts.spawn_procs({"ranks": self._num_processes}, bootstrap_command=command, name=_NAME)
-        actors = self._procs.spawn(_NAME, actor.RankActor).flatten("rank")
+        actors = self._procs.spawn(_NAME, actor.MonarchActor).flatten("rank")
         try:
             self._places = [place for _, place in actors.begin.call(sys.path).get(_START_S).items()]
         except Exception as error:  # Monarch's own, of the connection or of the process
@@ -99,7 +99,7 @@ class RankActors:
         if failure is not None:
             raise failure from failure.__cause__
         ending = self._endings[0]
-        assert isinstance(ending, Ending)
+        assert isinstance(ending, MonarchEnding)
         return ending.result or b""
 
     def end(self) -> None:
@@ -166,12 +166,12 @@ class RankActors:
         if self._heard is not None and self._handed_on is None:
             self._handed_on = self._heard
             for rank in running:
-                self._actors[rank].tell.broadcast(News(signal=self._heard))
+                self._actors[rank].post.broadcast(MonarchNews(signal=self._heard))
 
     def _failed(self) -> list[int]:
         return [rank for rank in sorted(self._endings) if self._is_failure(self._endings[rank])]
 
-    def _is_failure(self, ending: Ending | WorkerError) -> bool:
+    def _is_failure(self, ending: MonarchEnding | WorkerError) -> bool:
         if isinstance(ending, WorkerError):
             return True
         # A signal that was handed on ends a rank by its code.
@@ -199,10 +199,10 @@ class RankActors:
     def _stop(self, running: dict[int, Any], message: str, first: int) -> None:
         """Raise an exception in all ranks that are left, and wait a while for their `finally` blocks."""
         for rank in running:
-            self._actors[rank].tell.broadcast(News(message=message, rank=first))
+            self._actors[rank].post.broadcast(MonarchNews(message=message, rank=first))
         self._await(running, _HEAR_S)
         # A rank that waits for this one in native code gets an error when its connection is closed.
-        if isinstance(self._endings[first], Ending):
+        if isinstance(self._endings[first], MonarchEnding):
             self._actors[first].die.broadcast()
         self._await(running, GRACE_S)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Place(NamedTuple):
+class MonarchPlace(NamedTuple):
     """The location of a rank.
 
     Attributes:
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     port: int
 
 
-class Ending(NamedTuple):
+class MonarchEnding(NamedTuple):
     """The end of a rank's work.
 
     Attributes:
@@ -48,7 +48,7 @@ class Ending(NamedTuple):
     has_left: bool = False
 
 
-class News(NamedTuple):
+class MonarchNews(NamedTuple):
     """A message of the main process to a rank that works.
 
     Attributes:
@@ -62,22 +62,22 @@ class News(NamedTuple):
     rank: int = 0
 
 
-class Rank:
-    """One rank's process. `begin` and `run` are called in its main thread, `tell` in any."""
+class RankProcess:
+    """One rank's process. `begin` and `run` are called in its main thread, `post` in any."""
 
     def __init__(self) -> None:
         self._is_running = False
-        self._news: News | None = None
+        self._news: MonarchNews | None = None
 
-    def begin(self, paths: list[str]) -> Place:
+    def begin(self, paths: list[str]) -> MonarchPlace:
         """Find modules where the main process does, and hear signals from here on. Returns where this is."""
         sys.path += [path for path in paths if path not in sys.path]
         for number in (signal.SIGINT, signal.SIGTERM):  # the main process hears it too, and hands it on
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGIO, self._on_news)
-        return Place(socket.gethostname(), os.getpid(), reserve_port(self, host=""))
+        return MonarchPlace(socket.gethostname(), os.getpid(), reserve_port(self, host=""))
 
-    def run(self, call: bytes, world: Mapping[str, int], variables: Mapping[str, str]) -> Ending:
+    def run(self, call: bytes, world: Mapping[str, int], variables: Mapping[str, str]) -> MonarchEnding:
         """Call the function. Whatever ends it is part of the answer: an error of Monarch's means a lost process."""
         os.environ.update(variables)
         try:
@@ -91,20 +91,20 @@ class Rank:
             file = io.BytesIO()
             if world["global_rank"] == 0:
                 write_result(outcome, file, pickle_module=library.load("cloudpickle"))
-            return Ending(0, file.getvalue())
+            return MonarchEnding(0, file.getvalue())
         except SystemExit as error:
             return _left(error)
         except KeyboardInterrupt:
-            return Ending(128 + signal.SIGINT)
+            return MonarchEnding(128 + signal.SIGINT)
         except BaseException as error:
-            return Ending(1, report=WorkerFailure.of(error))
+            return MonarchEnding(1, report=WorkerFailure.of(error))
         finally:
             self._is_running = False
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
 
-    def tell(self, news: News) -> None:
-        """Take news to the main thread, by a signal."""
+    def post(self, news: MonarchNews) -> None:
+        """Report news to the main thread, by a signal."""
         self._news = news
         os.kill(os.getpid(), signal.SIGIO)
 
@@ -127,7 +127,9 @@ def _share_cores(num_processes: int) -> None:
         torch.set_num_threads(max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)) // num_processes)))
 
 
-def _left(error: SystemExit) -> Ending:
+def _left(error: SystemExit) -> MonarchEnding:
     if error.code is None or error.code == 0:
-        return Ending(0, has_left=True)
-    return Ending(error.code) if isinstance(error.code, int) else Ending(1, report=WorkerFailure.of(error))
+        return MonarchEnding(0, has_left=True)
+    return (
+        MonarchEnding(error.code) if isinstance(error.code, int) else MonarchEnding(1, report=WorkerFailure.of(error))
+    )

@@ -5,11 +5,10 @@ import os
 
 import torch
 from ended_program import QUIET, Net
-from monarch.job import ProcessJob
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Callback, LaunchError, Trainer
-from core_monarch import MonarchLauncher
+from core_monarch import MonarchLauncher, library
 
 
 class Places(Callback):
@@ -43,7 +42,7 @@ def fit(plugins, devices, num_nodes):
 
 def main():
     os.environ["MINE"] = "here"
-    job = ProcessJob({"trainers": 2})
+    job = library.load("monarch.job").ProcessJob({"trainers": 2})
     try:
         launcher = MonarchLauncher(job.state(cached_path=None).trainers, env={"MINE": "there"})
         weights, places = fit([launcher], 2, 2)

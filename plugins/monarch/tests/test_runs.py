@@ -20,12 +20,13 @@ VARIABLES = os.environ | {"OMP_NUM_THREADS": "1"}
 def started(name, *arguments):
     """A program, as the first of a process group of its own, as a shell starts it."""
     command = [sys.executable, FOLDER / name, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=VARIABLES, start_new_session=True)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    options = {"stdout": subprocess.PIPE, "text": True, "env": VARIABLES, "start_new_session": True}
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def told(name, *arguments):

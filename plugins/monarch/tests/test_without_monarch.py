@@ -11,8 +11,8 @@ pytest.importorskip("core_monarch", reason="core-monarch isn't installed here: `
 from core import Absent, ConfigurationError, LaunchError, PluginLoadError, Trainer, WorkerError
 from core.launch import WorkerFailure
 from core_monarch import MonarchEnvironment, MonarchLauncher, library
-from core_monarch.ranks import RankActors
-from core_monarch.worker import Ending, Place
+from core_monarch.ranks import MonarchRanks
+from core_monarch.worker import MonarchEnding, MonarchPlace
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 
@@ -30,8 +30,8 @@ class Answer:
 
 
 def failure_of(*endings):
-    ranks = RankActors(num_processes=len(endings))
-    ranks._places = [Place("here", 10 + rank, 1) for rank in range(len(endings))]
+    ranks = MonarchRanks(num_processes=len(endings))
+    ranks._places = [MonarchPlace("here", 10 + rank, 1) for rank in range(len(endings))]
     return ranks._watch({rank: Answer(ending) for rank, ending in enumerate(endings)})
 
 
@@ -39,14 +39,14 @@ LOST = RuntimeError("all its descendants have failed:\n  the process this actor 
 
 
 def test_the_cause_is_named_though_its_echo_comes_first():
-    echo = Ending(1, report=WorkerFailure.of(RuntimeError("[gloo] Connection closed by peer")))
+    echo = MonarchEnding(1, report=WorkerFailure.of(RuntimeError("[gloo] Connection closed by peer")))
     failure = failure_of(echo, LOST)
     assert (failure.rank, failure.exit_code) == (1, -11)
     assert str(failure).startswith("Rank 1 (node 0, here, pid 11) was killed by SIGSEGV")
 
 
 def test_what_monarch_says_of_another_loss_is_passed_on():
-    failure = failure_of(Ending(0, b""), RuntimeError("the host is gone"))
+    failure = failure_of(MonarchEnding(0, b""), RuntimeError("the host is gone"))
     assert type(failure) is WorkerError
     assert str(failure) == "Rank 1 (node 0, here, pid 11) was lost. Monarch says: the host is gone"
 

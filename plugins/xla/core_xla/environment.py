@@ -24,7 +24,7 @@ class XLAEnvironment(LocalEnvironment):
     _is_set: bool = False
 
     @classmethod
-    def detect(cls) -> Found | Absent:  # type: ignore[override]  # the local environment is always found
+    def detect(cls) -> Found | Absent:
         """Found on a host of several. One host needs nothing but the local environment."""
         hosts = _hosts()
         return Found(len(hosts), priority=10) if len(hosts) > 1 else Absent(f"{_HOSTS} names no several hosts")

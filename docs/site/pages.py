@@ -26,7 +26,7 @@ MARKDOWN += ["tests/downstream/diloco/README.md"]
 LINK = re.compile(r"(\[[^\]]*\]\()([^)#\s:]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PLUGINS = ["averaging", "finetuning", "monitors", "neighbour", "plan", "predictions", "profilers"]
-PLUGINS += ["testing", "tuning", "weights"]
+PLUGINS += ["resilience", "testing", "tuning", "weights"]
 """The plugins whose public names have pages."""
 PACKAGES = ["core", *map("core_{}".format, PLUGINS)]
 BOOSTS = {"api/": 0.2, "plugins/": 0.4, "docs/contracts/": 0.4, "CONTRIBUTING": 0.4, "docs/": 1.0}

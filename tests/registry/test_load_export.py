@@ -59,6 +59,9 @@ def test_a_blocked_package_adds_none(site, manager, monkeypatch):
         ("core.callbacks.LearningRateFinder", "core-tuning"),
         ("core.callbacks.BatchSizeFinder", "core-tuning"),
         ("core.callbacks.PushWeights", "core-weights"),
+        ("core.callbacks.Goodput", "core-resilience"),
+        ("core.callbacks.SpikeGuard", "core-resilience"),
+        ("core.callbacks.VerifyReplicas", "core-resilience"),
     ],
 )
 def test_a_name_of_a_known_package_says_what_to_install(site, manager, name, distribution):

@@ -1,0 +1,178 @@
+"""Compares what ranks must have alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from core.callbacks import Callback
+from core.contract import Capability, ConfigurationError, CoreError, UnsupportedError
+from core.trainer import warn_caller
+from core_resilience.digests import digest_of
+from core_resilience.layout import replica_groups
+from core_resilience.replicated_tensors import replicated_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, nn
+
+    from core import Strategy, Trainer
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Ranks that aren't alike.
+
+    Attributes:
+        step: optimizer steps before it was found.
+        ranks: those that differ from the majority; without a majority, all that must be alike.
+        has_majority: more than half of those that must be alike are, so that the others are in error.
+        tensor: the first one that differs, in words.
+    """
+
+    step: int
+    ranks: tuple[int, ...]
+    has_majority: bool
+    tensor: str
+
+    def __str__(self) -> str:
+        named = f"{'ranks' if len(self.ranks) > 1 else 'rank'} {', '.join(map(str, self.ranks))}"
+        if self.has_majority:
+            what = f"{named} {'differ' if len(self.ranks) > 1 else 'differs'} from the other ranks"
+        else:
+            what = f"{named} differ from each other, and no majority says which of them is right"
+        return f"After step {self.step} {what}; the first tensor that isn't alike is {self.tensor}."
+
+
+class ReplicasDifferError(CoreError):
+    """Ranks that must be alike aren't.
+
+    Attributes:
+        difference: which ranks, since when, and where.
+    """
+
+    def __init__(self, message: str, difference: Difference | None = None) -> None:
+        super().__init__(message)
+        self.difference = difference
+
+
+class VerifyReplicas(Callback):
+    """Compares parameters, buffers and optimizer state of all ranks, which must be alike, bit for bit.
+
+    Each rank makes a digest of each tensor, which any single flipped bit changes, and of all digests one. That number
+    is exchanged; digests of tensors are only where it differs. Under strategies that declare
+    `Capability.REPLICATED_PARAMETERS`, such as ddp, and core-parallel with the axes data and shard, where the ranks
+    along data are alike. A run of one process has nothing to compare.
+
+    Attributes:
+        differences: all that were found, oldest first.
+    """
+
+    def __init__(
+        self, every_n_steps: int, *, on_difference: Literal["end", "warn"] = "end", ignore: Sequence[str] = ()
+    ) -> None:
+        """Create the callback.
+
+        Args:
+            every_n_steps: optimizer steps from one comparison to the next.
+            on_difference: end the run by an error, or warn once of each difference and go on.
+            ignore: names of parameters and buffers that each rank has for itself, also patterns: `"*.seen"`.
+
+        Raises:
+            ConfigurationError: arguments that can't be met.
+        """
+        if every_n_steps < 1 or on_difference not in ("end", "warn"):
+            raise ConfigurationError(
+                f"VerifyReplicas(every_n_steps={every_n_steps!r}, on_difference={on_difference!r}): expected 1 step or "
+                "more, and 'end' or 'warn'."
+            )
+        self.every_n_steps, self.on_difference, self.ignore = every_n_steps, on_difference, tuple(ignore)
+        self.differences: list[Difference] = []
+        self._step_seen = 0
+
+    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """All ranks. Find the ranks that must be alike.
+
+        Raises:
+            UnsupportedError: there are none, or it isn't known which.
+        """
+        strategy, groups = trainer.strategy, replica_groups(trainer.strategy, module)
+        if groups is None or (groups.shape[1] == 1 and strategy.world_size > 1):
+            raise UnsupportedError(
+                f"VerifyReplicas compares ranks that must be alike, and {type(strategy).__name__} has none, or doesn't "
+                "say which are. Leave the callback out, or use a strategy such as ddp, or core-parallel with the axes "
+                "data and shard.",
+                capability=Capability.REPLICATED_PARAMETERS,
+            )
+        self._groups = groups
+
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """All ranks. Note where training begins."""
+        self._step_seen = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """All ranks. Compare, if it is time.
+
+        Raises:
+            ReplicasDifferError: they differ, and `on_difference="end"`.
+        """
+        step, before = trainer.global_step, self._step_seen
+        self._step_seen = step
+        if trainer.strategy.world_size > 1 and step // self.every_n_steps > before // self.every_n_steps:
+            difference = self._compare(trainer.strategy, module, step)
+            if difference is not None:
+                self._answer(difference, trainer)
+
+    def _compare(self, strategy: Strategy, module: nn.Module, step: int) -> Difference | None:
+        names, tensors = zip(*replicated_tensors(module, strategy.optimizers, self.ignore), strict=True)
+        digests = torch.stack([digest_of(_own_part(tensor)).to(strategy.root_device) for tensor in tensors])
+        wholes = strategy.all_gather(digest_of(digests).reshape(1)).flatten().cpu()[self._groups]
+        if bool((wholes == wholes[:, :1]).all()):
+            return None
+        gathered = strategy.gather_objects(digests.tolist())
+        judged = None if gathered is None else _judge(gathered, self._groups.tolist(), names, step)
+        found: Difference | None = strategy.broadcast(judged)
+        return found
+
+    def _answer(self, difference: Difference, trainer: Trainer) -> None:
+        known = {(each.ranks, each.tensor) for each in self.differences}
+        self.differences.append(difference)
+        if self.on_difference == "end":
+            raise ReplicasDifferError(
+                f"{difference} Memory or a device of that machine may be damaged, or the program changes something on "
+                "some ranks only (then ignore= leaves it out). Go on from an earlier checkpoint, without that machine.",
+                difference,
+            )
+        if trainer.is_global_zero and (difference.ranks, difference.tensor) not in known:
+            warn_caller(f"VerifyReplicas: {difference} The run goes on.")
+
+
+def _judge(
+    digests: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], names: Sequence[str], step: int
+) -> Difference:
+    """Rank 0. Find who differs, and where first, in the first group of ranks that aren't alike.
+
+    Args:
+        digests: of each rank, those of its tensors.
+        groups: of ranks that must be alike.
+        names: of rank 0's tensors.
+        step: optimizer steps so far.
+    """
+    group = next(ranks for ranks in groups if len({tuple(digests[rank]) for rank in ranks}) > 1)
+    [(common, count)] = Counter(tuple(digests[rank]) for rank in group).most_common(1)
+    has_majority = 2 * count > len(group)
+    differing = tuple(rank for rank in group if not has_majority or tuple(digests[rank]) != common)
+    columns = zip_longest(*(digests[rank] for rank in group))
+    first = next(index for index, column in enumerate(columns) if len(set(column)) > 1)
+    tensor = names[first] if first < len(names) else "one that not all ranks have"
+    return Difference(step, differing, has_majority, tensor)
+
+
+def _own_part(tensor: Any) -> Tensor:
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part

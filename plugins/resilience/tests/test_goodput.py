@@ -1,0 +1,150 @@
+"""Where the time goes. Parts are slept, so that each is at least so long, whatever the load."""
+
+import csv
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from core.callbacks import Callback, Goodput, ModelCheckpoint, SpikeGuard
+from core.checkpoint import TorchCheckpointIO
+from core.loggers import CSVLogger
+from core_testing import Backend
+from support.tiny import Tiny, loader, make_trainer
+
+PARTS = ["useful", "start", "data", "validation", "saves", "skipped", "lost"]
+NAP_S = 0.05
+BEGAN_S = time.monotonic()
+
+
+class SlowData(Dataset):
+    """Four samples, the second of which is bad."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        time.sleep(NAP_S)
+        return (torch.full((2,), float("nan") if index == 1 else 1.0),)
+
+
+class SlowSteps(Tiny):
+    def training_step(self, batch, batch_idx):
+        time.sleep(NAP_S)
+        return self(batch[0]).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        time.sleep(4 * NAP_S)
+
+
+class SlowIO(TorchCheckpointIO):
+    def save_checkpoint(self, *args, **options):
+        time.sleep(4 * NAP_S)
+        return super().save_checkpoint(*args, **options)
+
+
+def fit(tmp_path, goodput, ckpt_path=None, **options):
+    callbacks = [
+        goodput,
+        SpikeGuard(),
+        ModelCheckpoint(dirpath=tmp_path, filename="one", every_n_train_steps=2, save_on_train_epoch_end=False),
+    ]
+    trainer = make_trainer(tmp_path, *callbacks, **{"max_epochs": 1, "plugins": [SlowIO()], **options})
+    validation = DataLoader(torch.ones(1, 1, 2))
+    with pytest.warns(UserWarning, match="SpikeGuard skips"):
+        trainer.fit(SlowSteps(), DataLoader(SlowData()), validation, ckpt_path=ckpt_path)
+    return trainer
+
+
+def test_each_part_is_measured(tmp_path):
+    goodput, began_s = Goodput(), time.monotonic()
+    fit(tmp_path, goodput)
+    passed_s, seconds = time.monotonic() - began_s, goodput.seconds
+    assert list(seconds) == PARTS
+    assert seconds["useful"] >= 3 * NAP_S
+    assert seconds["skipped"] >= NAP_S
+    assert seconds["data"] >= 2 * NAP_S  # the first is of the start, and one comes after a save
+    assert seconds["validation"] >= 4 * NAP_S
+    assert seconds["saves"] >= 4 * NAP_S
+    assert seconds["start"] >= NAP_S
+    assert seconds["lost"] == 0
+    # All but the time of this test's process before counts once.
+    assert sum(seconds.values()) - seconds["start"] <= passed_s
+    assert sum(goodput.shares.values()) == pytest.approx(1)
+
+
+def test_a_run_that_goes_on_counts_what_it_lost(tmp_path):
+    goodput, began_s = Goodput(), time.time()
+    fit(tmp_path, goodput)
+    first, ended_s = dict(goodput.seconds), time.time()
+    time.sleep(2 * NAP_S)
+    went_on_s = time.time()
+    fit(tmp_path, goodput, ckpt_path=tmp_path / "one.ckpt", max_epochs=2)
+    seconds = goodput.seconds
+    assert seconds["lost"] >= 4 * NAP_S  # the save, what followed it, and what came between
+    assert seconds["useful"] >= (2 + 1 + 3) * NAP_S
+    # The step after the save is lost, and nothing counts twice.
+    assert went_on_s - ended_s <= sum(seconds.values()) - sum(first.values()) <= time.time() - began_s
+
+
+class Ask(Callback):
+    def __init__(self, goodput):
+        self.goodput = goodput
+
+    def on_fit_start(self, trainer, module):
+        self.seconds = self.goodput.state_dict()["seconds"]
+
+
+def test_the_process_counts_from_its_start_to_the_first_fit(tmp_path):
+    """Whatever stage came before, and a state has what is running."""
+    goodput = Goodput()
+    ask, options = Ask(goodput), {"max_epochs": 1, "limit_val_batches": 1}
+    make_trainer(tmp_path, goodput, **options).validate(Tiny(), loader(), verbose=False)
+    before_s = time.monotonic() - BEGAN_S
+    make_trainer(tmp_path, goodput, ask, **options).fit(Tiny(), loader(), loader())
+    assert ask.seconds["start"] >= before_s
+    assert goodput.seconds["start"] >= ask.seconds["start"]
+
+
+def test_the_first_fetch_of_an_epoch_belongs_to_no_save(tmp_path):
+    goodput = Goodput()
+    trainer = make_trainer(tmp_path, goodput, ModelCheckpoint(dirpath=tmp_path), max_epochs=2, limit_val_batches=0)
+    trainer.fit(Tiny(), DataLoader(torch.utils.data.Subset(SlowData(), [0])))
+    assert goodput.seconds["data"] >= NAP_S  # of the second epoch; the first is of the start
+
+
+def fit_on_ranks(rank):
+    goodput = Goodput(verbose=False)
+    rank.trainer(max_epochs=1, callbacks=goodput, limit_val_batches=0).fit(Tiny(), loader())
+    return goodput.shares
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_each_rank_measures(strategy):
+    for shares in Backend(lambda: strategy, num_processes=2).run(fit_on_ranks):
+        assert sum(shares.values()) == pytest.approx(1)
+        assert min(shares["useful"], shares["start"], shares["data"]) > 0
+        assert not any(shares[part] for part in ("validation", "saves", "skipped", "lost"))
+
+
+def test_shares_are_logged_and_printed(tmp_path, capsys):
+    logger = CSVLogger(tmp_path)
+    trainer = fit(tmp_path, Goodput(), logger=logger, log_every_n_steps=2)
+    rows = list(csv.DictReader((Path(trainer.log_dir) / "metrics.csv").read_text(encoding="utf-8").splitlines()))
+    [row] = [row for row in rows if row["goodput/useful"]]
+    assert row["step"] == "2"
+    assert sum(float(row[f"goodput/{part}"]) for part in PARTS) == pytest.approx(1)
+    share = r"\d+\.\d%"
+    assert re.search(
+        rf"^Goodput {share} of \d+\.\d s; start {share}, data {share}, .*, skipped {share}\.$",
+        capsys.readouterr().out,
+        re.M,
+    )
+
+
+def test_the_line_can_be_left_out(tmp_path, capsys):
+    fit(tmp_path, Goodput(verbose=False))
+    assert "Goodput" not in capsys.readouterr().out

@@ -1,0 +1,337 @@
+"""A run that met bad batches equals the run that never saw them."""
+
+import csv
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from core import Capability, ConfigurationError, Module, UnsupportedError
+from core.callbacks import Callback, SpikeGuard
+from core.loggers import CSVLogger
+from core.precision import MixedPrecision
+from core.strategies import SingleDeviceStrategy
+from core_ddp import DDPStrategy
+from core_fsdp import FSDPStrategy
+from core_parallel import MeshParallelStrategy
+from core_resilience import SpikeError
+from core_resilience.recent_range import RecentRange
+from core_testing import Backend
+from support.tiny import Tiny, make_trainer
+
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:\w+ has a validation_step\(\), and no validation loader was given", "ignore:SpikeGuard skips"
+)
+BACKENDS = {
+    "single_device": Backend(lambda: "single_device"),
+    "ddp": Backend(lambda: "ddp", num_processes=2),
+    "fsdp": Backend(lambda: "fsdp", num_processes=2),
+}
+OFF = {"least": 2, "window": 8}
+
+
+class Net(Module):
+    """Running statistics, dropout, Adam and a scheduler: all that a step changes."""
+
+    def __init__(self, num_optimizers=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2, bias=False))
+        self.num_optimizers = num_optimizers
+        self.register_buffer("count", torch.zeros(1))
+
+    def training_step(self, batch):
+        self.count = self.count + 1  # another tensor
+        return (self.net(batch) - batch[:, :2]).square().mean()
+
+    def configure_optimizers(self):
+        if self.num_optimizers > 1:
+            return [torch.optim.Adam(self.net[index].parameters(), lr=0.01) for index in (0, 1, 3)]
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Keep(Callback):
+    """What training ends with on this rank."""
+
+    def on_train_end(self, trainer, module):
+        tensors = [*module.parameters(), *module.buffers()]
+        for optimizer in trainer.strategy.optimizers:
+            tensors += [value for state in optimizer.state.values() for value in state.values()]
+            tensors += [torch.tensor(group["lr"]) for group in optimizer.param_groups]
+        self.tensors = [getattr(each.detach(), "to_local", each.detach)().clone() for each in tensors]
+        self.tensors.append(torch.get_rng_state())
+
+
+def samples(num_batches, num_ranks):
+    """Two of each batch go to each rank in turn: `block(number)` are those of one batch."""
+    return torch.randn(num_batches * 2 * num_ranks, 4, generator=torch.Generator().manual_seed(1))
+
+
+def block(number, num_ranks):
+    return slice(number * 2 * num_ranks, (number + 1) * 2 * num_ranks)
+
+
+def fit(rank, data, guard, num_optimizers=1, **options):
+    keep = Keep()
+    torch.manual_seed(rank.backend.num_processes)
+    trainer = rank.trainer(max_epochs=1, callbacks=[guard, keep] if guard else [keep], **options)
+    trainer.fit(Net(num_optimizers), DataLoader(data, batch_size=2))
+    return keep.tensors, trainer.global_step
+
+
+def with_and_without(rank, value, accumulated, num_optimizers, options):
+    ranks = rank.backend.num_processes
+    data, guard = samples(12, ranks), SpikeGuard(**OFF)
+    left_out = [6, 7] if accumulated == 2 else [6]
+    kept = torch.ones(len(data), dtype=torch.bool)
+    for number in left_out:
+        kept[block(number, ranks)] = False
+    bad = data.clone()
+    bad[block(6, ranks)][-1] = value  # the last rank's
+    met = fit(rank, bad, guard, num_optimizers, accumulate_grad_batches=accumulated, **options)
+    never = fit(rank, data[kept], None, num_optimizers, accumulate_grad_batches=accumulated, **options)
+    return met, never, guard.num_skipped
+
+
+CASES = {
+    "not finite": (float("nan"), 1, 1, {}),
+    "out of range": (1e4, 1, 1, {}),
+    "clipped": (1e4, 1, 1, {"gradient_clip_val": 0.1}),
+    "accumulated": (float("inf"), 2, 1, {}),
+    "several optimizers": (1e4, 1, 3, {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "case"),
+    [
+        *product(BACKENDS, ("not finite", "out of range", "accumulated")),
+        ("ddp", "clipped"),
+        ("ddp", "several optimizers"),
+    ],
+)
+def test_a_run_that_met_a_bad_batch_equals_one_that_never_saw_it(strategy, case):
+    for (met, steps), (never, expected_steps), num_skipped in BACKENDS[strategy].run(with_and_without, *CASES[case]):
+        assert num_skipped == 1
+        assert steps == expected_steps
+        for one, other in zip(met, never, strict=True):
+            assert torch.equal(one, other)
+
+
+class Smooth(Net):
+    """Without what depends on the ranks: the norm of its gradient is the same on any number of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2, bias=False))
+
+
+def norms_of(rank, batch_size, strategy=None):
+    guard = SpikeGuard()
+    rank.trainer(strategy, max_epochs=1, callbacks=guard).fit(
+        Smooth(), DataLoader(samples(4, 2), batch_size=batch_size)
+    )
+    return guard.state_dict()["values"]["gradient's norm"]
+
+
+def test_the_norm_is_that_of_the_whole_gradient():
+    [expected] = BACKENDS["single_device"].run(norms_of, 4)
+    assert len(expected) == 4
+    for strategy in ("ddp", "fsdp"):
+        assert BACKENDS[strategy].run(norms_of, 2) == [pytest.approx(expected, rel=1e-5)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make", [lambda: FSDPStrategy(device_mesh=(2, 2)), lambda: MeshParallelStrategy(data=2, shard=2)]
+)
+def test_the_norm_of_shards_with_copies(make):
+    [expected] = BACKENDS["single_device"].run(norms_of, 4)
+    four = Backend(make, num_processes=4)
+    assert four.run(norms_of, 1) == [pytest.approx(expected, rel=1e-5)] * 4
+
+
+class Losses(Tiny):
+    """Whose losses and gradients a test prescribes."""
+
+    def training_step(self, batch, batch_idx):
+        loss, factor = batch[0]
+        weight = self.layer.weight.sum() + 0 * self.layer.bias.sum()
+        return loss + factor * (weight - weight.detach())
+
+
+def fit_losses(tmp_path, rows, guard, module=None, **options):
+    trainer = make_trainer(tmp_path, guard, **({"max_epochs": 1, "enable_checkpointing": False} | options))
+    trainer.fit(module or Losses(), DataLoader(torch.tensor(rows)))
+    return trainer
+
+
+USUAL = [[1.0, 1.0], [1.2, 1.1], [0.9, 0.9], [1.1, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "reason"),
+    [
+        ([9.0, 1.0], {}, r"the highest loss, that of rank 0, is 9, out of its recent range from -inf to "),
+        ([1.0, 9.0], {}, r"the gradient's norm is 12\.7\d*, out of its recent range"),
+        ([1.0, float("inf")], {}, r"the loss of rank 0 is nan|the gradient's norm is inf"),
+        (
+            [0.01, 1.0],
+            {"below": 4},
+            r"the lowest loss, that of rank 0, is 0\.01, out of its recent range from 0\.\d* to inf",
+        ),
+        ([1.0, 0.01], {"below": 4}, r"the gradient's norm is 0\.014\d*, out of its recent range"),
+    ],
+)
+def test_what_is_far_out_of_its_range_is_skipped(tmp_path, row, options, reason):
+    guard = SpikeGuard(least=4, **options)
+    with pytest.warns(
+        UserWarning, match=rf"^SpikeGuard skips the update of batch 4 of epoch 0, after step 4: ({reason})"
+    ):
+        trainer = fit_losses(tmp_path, [*USUAL, row, [1.0, 1.0]], guard)
+    assert (trainer.global_step, guard.num_skipped) == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        ([*USUAL, [0.01, 0.01]], {"least": 4}),  # no lower bound
+        ([*USUAL, [9.0, 9.0]], {"least": 5}),  # too few values
+        ([*USUAL, [9.0, 9.0]], {"least": 4, "above": None}),
+        ([[0.0, 0.0]] * 4 + [[9.0, 9.0]], {"least": 4}),  # zeros have no size
+        ([[1.0, 1.0]] * 4 + [[1.9, 1.9]], {"least": 4}),  # within ten tenths of the median
+    ],
+)
+def test_what_is_within_its_range_is_not(tmp_path, rows, options):
+    guard = SpikeGuard(**options)
+    assert fit_losses(tmp_path, rows, guard).global_step == len(rows)
+
+
+def test_skipped_values_dont_move_the_range():
+    recent = RecentRange(size=4, least=2, above=10.0, below=1.0)
+    recent.values.extend([5.0, 1.0, 2.0, 3.0, 4.0])
+    assert recent.bounds() == pytest.approx((2.5 - 1.4826, 2.5 + 14.826))  # of the last four
+
+
+def fit_bad_loss(rank):
+    guard, rows = SpikeGuard(least=4), [*USUAL, *USUAL, [1.0, 1.0], [9.0, 1.0]]  # two of each in a step
+    rank.trainer(max_epochs=1, callbacks=guard).fit(Losses(), DataLoader(torch.tensor(rows)))
+    return guard.num_skipped
+
+
+def test_a_loss_that_only_another_rank_has_is_seen():
+    assert BACKENDS["ddp"].run(fit_bad_loss) == [1, 1]
+
+
+def fit_uneven(rank):
+    guard, rows = SpikeGuard(), [[5.0, 1.0], [6.0, 1.0], [7.0, 1.0]]
+    rank.trainer(max_epochs=1, callbacks=guard).fit(Losses(), DataLoader(torch.tensor(rows)))
+    return guard.state_dict()["values"]
+
+
+def test_a_rank_without_samples_has_no_loss():
+    for values in BACKENDS["ddp"].run(fit_uneven):
+        assert values["highest loss"] == [6.0, 7.0]
+        assert values["lowest loss"] == [5.0, 7.0]
+
+
+NAN = [float("nan"), 1.0]
+
+
+def test_too_many_in_a_row_end_the_run(tmp_path):
+    with pytest.raises(
+        SpikeError, match=r"In batch 6 of epoch 0, after step 2: the loss of rank 0 is nan\. 3 updates"
+    ) as found:
+        fit_losses(tmp_path, [[1.0, 1.0], NAN, NAN, [1.0, 1.0], NAN, NAN, NAN], SpikeGuard(max_in_a_row=2))
+    assert (found.value.step, found.value.num_skipped) == (2, 5)
+
+
+def test_too_many_in_all_end_the_run_also_one_that_went_on(tmp_path):
+    guard = SpikeGuard(max_skipped=2)
+    trainer = fit_losses(tmp_path, [[1.0, 1.0], NAN, [1.0, 1.0]], guard)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    again = SpikeGuard(max_skipped=2)
+    with pytest.raises(SpikeError, match=r"1 updates in a row were or would be skipped, 3 in all") as found:
+        make_trainer(tmp_path, again, max_epochs=2).fit(
+            Losses(), DataLoader(torch.tensor([NAN, [1.0, 1.0], NAN])), ckpt_path=tmp_path / "one.ckpt"
+        )
+    assert found.value.step == 3
+    assert again.state_dict()["values"]["highest loss"] == [1.0, 1.0, 1.0]
+
+
+def test_the_count_is_logged(tmp_path):
+    logger = CSVLogger(tmp_path)
+    trainer = fit_losses(tmp_path, [[1.0, 1.0], NAN, [1.0, 1.0], NAN, [1.0, 1.0]], SpikeGuard(), logger=logger)
+    rows = list(csv.DictReader((Path(trainer.log_dir) / "metrics.csv").read_text(encoding="utf-8").splitlines()))
+    assert [(row["step"], row["spike_guard/skipped"]) for row in rows if row["spike_guard/skipped"]] == [
+        ("1", "1.0"),
+        ("2", "2.0"),
+    ]
+    assert trainer.callback_metrics["spike_guard/skipped"] == 2
+
+
+class Engine(SingleDeviceStrategy):
+    adds = Capability.NONE
+
+    @property
+    def capabilities(self):
+        return super().capabilities | self.adds
+
+
+@pytest.mark.parametrize("name", ["OWNS_STEP", "COMPILED_STEP", "ELASTIC", "OWNS_GRADIENTS"])
+def test_a_strategy_whose_step_cant_be_skipped_is_refused(tmp_path, name):
+    strategy = Engine()
+    strategy.adds = Capability[name]
+    with pytest.raises(UnsupportedError, match=r"^SpikeGuard can't skip an update of Engine, which "):
+        fit_losses(tmp_path, USUAL, SpikeGuard(), strategy=strategy)
+
+
+class Apart(DDPStrategy):
+    @property
+    def capabilities(self):
+        return super().capabilities & ~Capability.REPLICATED_PARAMETERS
+
+
+def fit_apart(rank):
+    with pytest.raises(UnsupportedError, match=r"^SpikeGuard adds up the gradient's norm .* and Apart lays out some"):
+        rank.trainer(Apart(), max_epochs=1, callbacks=SpikeGuard()).fit(Net(), DataLoader(samples(1, 2), batch_size=2))
+
+
+def test_parts_of_gradients_that_nobody_knows_are_refused():
+    BACKENDS["ddp"].run(fit_apart)
+
+
+class Manual(Tiny):
+    automatic_optimization = False
+
+
+class Closure(Tiny):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters())
+
+
+def test_runs_that_step_in_other_ways_are_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"updates of Manual, which has automatic_optimization=False"):
+        fit_losses(tmp_path, USUAL, SpikeGuard(), Manual())
+    with pytest.raises(ConfigurationError, match=r"this optimizer computes gradients within its step"):
+        fit_losses(tmp_path, USUAL, SpikeGuard(), Closure())
+    precision = MixedPrecision(torch.bfloat16, scaler=torch.amp.GradScaler("cpu"))
+    with pytest.raises(ConfigurationError, match=r"with precision='bf16-mixed', whose loss scaler"):
+        fit_losses(tmp_path, USUAL, SpikeGuard(), plugins=[precision])
+
+
+@pytest.mark.parametrize("options", [{"above": 0}, {"below": -1}])
+def test_wrong_bounds_are_refused(options):
+    with pytest.raises(ConfigurationError, match=r"expected positive numbers, or None"):
+        SpikeGuard(**options)
+
+
+@pytest.mark.parametrize("options", [{"window": 8}, {"least": 0}, {"max_in_a_row": 0}, {"max_skipped": 0}])
+def test_wrong_numbers_are_refused(options):
+    with pytest.raises(ConfigurationError, match=r"expected numbers of at least 1, and least up to window"):
+        SpikeGuard(**options)

@@ -1,0 +1,296 @@
+"""Flipped bits are found, the right rank is named, and healthy runs are left alone."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from core import Capability, ConfigurationError, Module, UnsupportedError
+from core.callbacks import Callback, VerifyReplicas
+from core_ddp import DDPStrategy
+from core_parallel import MeshParallelStrategy
+from core_resilience import Difference, ReplicasDifferError
+from core_resilience.digests import digest_of
+from core_testing import Backend
+from support.tiny import Tiny, loader, make_trainer
+
+TWO = Backend(lambda: "ddp", num_processes=2)
+THREE = Backend(lambda: "ddp", num_processes=3)
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def flip(tensor, place, bit):
+    """Flip one bit of one element, in place."""
+    words = tensor.detach().view(INTEGERS[tensor.element_size()])
+    mask = torch.ones((), dtype=torch.int64) << bit
+    index = tuple(int(each) for each in torch.unravel_index(torch.tensor(place), words.shape))
+    words[index] ^= mask.to(words.dtype)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64],
+)
+def test_a_digest_sees_each_flipped_bit(dtype):
+    tensor = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).mul(9).to(dtype)
+    real = torch.view_as_real(tensor) if dtype.is_complex else tensor
+    before, num_bits = digest_of(tensor), 1 if dtype == torch.bool else 8 * real.element_size()
+    for place in range(real.numel()):
+        for bit in range(num_bits):
+            flip(real, place, bit)
+            assert digest_of(tensor) != before
+            flip(real, place, bit)
+    assert digest_of(tensor) == before
+
+
+def test_a_digest_sees_two_flipped_signs():
+    tensor = torch.ones(2, dtype=torch.float64)
+    assert digest_of(-tensor) != digest_of(tensor)
+
+
+def test_a_digest_is_of_bits_in_logical_order():
+    tensor = torch.arange(24.0).reshape(2, 3, 4)
+    assert digest_of(tensor.transpose(0, 2).contiguous().transpose(0, 2)) == digest_of(tensor)
+    assert digest_of(tensor.flip(0)) != digest_of(tensor)
+    assert digest_of(torch.tensor([0.0])) != digest_of(torch.tensor([-0.0]))
+    two_nans = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
+    assert digest_of(two_nans[:1]) != digest_of(two_nans[1:])
+
+
+def test_a_digest_sees_the_place_in_a_large_tensor():
+    large = torch.zeros((1 << 21) + 3)
+    digests = set()
+    for place in (0, (1 << 20) - 1, 1 << 20, (1 << 21) + 2):
+        large[place] = 1.0
+        digests.add(int(digest_of(large)))
+        large[place] = 0.0
+    assert len(digests) == 4
+
+
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        self.register_buffer("table", torch.arange(6.0))
+        self.register_buffer("seen", torch.zeros(1))
+
+    def training_step(self, batch):
+        self.seen += batch.sum()  # of this rank's batches
+        return self.net(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Flip(Callback):
+    """Flips bits of one rank at steps: (step, rank, kind, bit); kind is a parameter, moment or buffer."""
+
+    def __init__(self, *flips, undo=False):
+        self.flips, self.undo, self.last = flips, undo, None
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        for step, rank, kind, bit in self.flips:
+            if step == trainer.global_step and rank == trainer.strategy.global_rank:
+                weight = module.net[2].weight
+                moments = trainer.strategy.optimizers[0].state[weight]
+                tensor = {"weight": weight, "moment": moments["exp_avg_sq"], "table": module.table}[kind]
+                tensor = getattr(tensor, "to_local", tensor.detach)()
+                flip(tensor, bit % tensor.numel(), bit % 32)
+                self.last = tensor, bit % tensor.numel(), bit % 32
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if self.undo and self.last is not None:
+            flip(*self.last)
+            self.last = None
+
+
+def fit(rank, flips, num_batches, every=2, undo=False, ignore=("seen",), strategy=None, **options):
+    verify = VerifyReplicas(every, ignore=ignore, **options)
+    data = torch.randn(2 * num_batches * rank.backend.num_processes, 4, generator=torch.Generator().manual_seed(3))
+    trainer = rank.trainer(strategy, max_epochs=1, callbacks=[Flip(*flips, undo=undo), verify])
+    error = None
+    try:
+        trainer.fit(Net(), DataLoader(data, batch_size=2))
+    except ReplicasDifferError as raised:
+        error = raised
+    return verify.differences, trainer.global_step, error and (str(error), error.difference)
+
+
+WORDS = {
+    "weight": "the parameter 'net.2.weight'",
+    "moment": "'exp_avg_sq' of Adam for 'net.2.weight'",
+    "table": "the buffer 'table'",
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_the_rank_that_differs_is_named_and_the_run_ends(kind):
+    for differences, steps, error in THREE.run(fit, [(3 if kind == "weight" else 4, 1, kind, 7)], 6):
+        difference = Difference(4, (1,), True, WORDS[kind])
+        assert (differences, steps, error[1]) == ([difference], 4, difference)
+        begin = f"After step 4 rank 1 differs from the other ranks; the first tensor that isn't alike is {WORDS[kind]}."
+        assert error[0].startswith(begin)
+
+
+def test_of_two_ranks_both_are_named():
+    for found in TWO.run(fit, [(4, 1, "moment", 3)], 6):
+        assert found[0] == [Difference(4, (0, 1), False, WORDS["moment"])]
+        assert "ranks 0, 1 differ from each other, and no majority says which of them is right" in found[2][0]
+
+
+def fit_with_warnings(rank, flips):
+    texts = []
+    warnings.simplefilter("always")
+    warnings.showwarning = lambda message, *rest: texts.append(str(message))  # of this process, which ends
+    return fit(rank, flips, 6, every=1, on_difference="warn"), texts
+
+
+def test_a_run_goes_on_with_one_warning_of_each_difference():
+    (first, texts), *others = THREE.run(fit_with_warnings, [(3, 1, "table", 3), (4, 2, "weight", 3)])
+    # DDP gives rank 0's buffers to all before each forward, and never its parameters.
+    table, weights = (
+        Difference(3, (1,), True, WORDS["table"]),
+        [Difference(step, (2,), True, WORDS["weight"]) for step in (4, 5, 6)],
+    )
+    assert first == ([table, *weights], 6, None)
+    assert texts == [f"VerifyReplicas: {table} The run goes on.", f"VerifyReplicas: {weights[0]} The run goes on."]
+    assert others == [(first, []), (first, [])]
+
+
+@pytest.mark.slow
+def test_each_of_200_flipped_bits_is_found_with_its_rank():
+    draw = torch.Generator().manual_seed(5)
+    ranks = torch.randint(3, (200,), generator=draw).tolist()
+    places = torch.randint(32, (200,), generator=draw).tolist()
+    kinds = [list(WORDS)[number % 3] for number in range(200)]
+    flips = [(step + 1, ranks[step], kinds[step], places[step]) for step in range(200)]
+    for differences, steps, error in THREE.run(fit_quietly, flips):
+        assert (steps, error) == (205, None)
+        assert differences == [Difference(step, (rank,), True, WORDS[kind]) for step, rank, kind, _ in flips]
+
+
+def fit_quietly(rank, flips):
+    with warnings.catch_warnings(action="ignore"):
+        return fit(rank, flips, 205, every=1, undo=True, on_difference="warn")
+
+
+def fit_healthily(rank, ignore):
+    return fit(rank, [], 6, every=1, ignore=ignore)
+
+
+def test_a_healthy_run_is_left_alone():
+    """Its batch norms differ between ranks, and its own counter is ignored; unless that is forgotten."""
+    for found in TWO.run(fit_healthily, ("se*",)):
+        assert found == ([], 6, None)
+    for differences, _, _ in TWO.run(fit_healthily, ()):
+        assert differences == [Difference(1, (0, 1), False, "the buffer 'seen'")]
+
+
+class PerEpoch(VerifyReplicas):
+    """Notes when it compares."""
+
+    def _compare(self, strategy, module, step):
+        self.steps = [*getattr(self, "steps", []), step]
+        return super()._compare(strategy, module, step)
+
+
+def fit_accumulated(rank, path):
+    verify, data = PerEpoch(3), loader(48, 2)
+    options = {"callbacks": verify, "accumulate_grad_batches": 2, "limit_val_batches": 0}
+    trainer = rank.trainer(max_steps=5, **options)
+    trainer.fit(Tiny(), data)
+    trainer.save_checkpoint(path)
+    rank.trainer(max_steps=10, **options).fit(Tiny(), data, ckpt_path=path)
+    return verify.steps
+
+
+def test_optimizer_steps_count(tmp_path):
+    assert TWO.run(fit_accumulated, tmp_path / "one.ckpt") == [[3, 6, 9], [3, 6, 9]]
+
+
+def fit_on(rank, path):
+    options = {"limit_val_batches": 0}
+    trainer = rank.trainer(max_steps=4, **options)
+    trainer.fit(Tiny(), loader(48, 2))
+    trainer.save_checkpoint(path)
+    verify = PerEpoch(3)
+    rank.trainer(max_steps=6, callbacks=verify, **options).fit(Tiny(), loader(48, 2), ckpt_path=path)
+    return verify.steps
+
+
+def test_a_run_that_goes_on_counts_on(tmp_path):
+    assert TWO.run(fit_on, tmp_path / "one.ckpt") == [[6], [6]]
+
+
+def test_ignored_parameters_are_left_out():
+    for found in TWO.run(fit_ignoring, [(2, 1, "weight", 3), (3, 1, "moment", 3)]):
+        assert found == ([], 6, None)
+
+
+def fit_ignoring(rank, flips):
+    return fit(rank, flips, 6, every=1, ignore=("seen", "net.2.*"))
+
+
+def test_one_process_has_nothing_to_compare(tmp_path):
+    trainer = make_trainer(tmp_path, VerifyReplicas(1), max_epochs=1, limit_val_batches=0)
+    trainer.fit(Tiny(), loader())
+    assert trainer.global_step == 4
+
+
+class Apart(DDPStrategy):
+    @property
+    def capabilities(self):
+        return super().capabilities & ~Capability.REPLICATED_PARAMETERS
+
+
+class Chain(Tiny):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+
+
+def fit_refused(rank, make, name):
+    trainer = rank.trainer(make(), max_epochs=1, callbacks=VerifyReplicas(1), limit_val_batches=0)
+    with pytest.raises(UnsupportedError, match=rf"^VerifyReplicas compares ranks .* and {name} has none"):
+        trainer.fit(Chain(), loader())
+    return trainer.global_step
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: "fsdp", "FSDPStrategy"),
+        (Apart, "Apart"),
+        (lambda: MeshParallelStrategy(shard=2), "MeshParallelStrategy"),
+        (lambda: MeshParallelStrategy(pipeline=2, parts=["layer.0", "layer.1"]), "MeshParallelStrategy"),
+    ],
+)
+def test_strategies_whose_ranks_differ_are_refused(make, name):
+    assert TWO.run(fit_refused, make, name) == [0, 0]
+
+
+def fit_on_mesh(rank, shard, flips):
+    return fit(rank, flips, 4, strategy=MeshParallelStrategy(shard=shard))
+
+
+def test_ranks_along_the_axis_data_of_a_mesh_are_compared():
+    [found, other] = TWO.run(fit_on_mesh, 1, [(2, 1, "weight", 3)])
+    assert found[0] == other[0] == [Difference(2, (0, 1), False, WORDS["weight"])]
+
+
+@pytest.mark.slow
+def test_shards_of_a_mesh_are_compared_with_their_copies():
+    """Ranks 0 and 2 have one half, 1 and 3 the other."""
+    four = Backend(lambda: "ddp", num_processes=4)
+    assert four.run(fit_on_mesh, 2, []) == [([], 4, None)] * 4
+    for found in four.run(fit_on_mesh, 2, [(2, 3, "weight", 1)]):
+        assert found[0] == [Difference(2, (1, 3), False, WORDS["weight"])]
+
+
+@pytest.mark.parametrize("options", [{"every_n_steps": 0}, {"every_n_steps": 1, "on_difference": "stop"}])
+def test_wrong_arguments_are_refused(options):
+    with pytest.raises(ConfigurationError, match=r"expected 1 step or more, and 'end' or 'warn'"):
+        VerifyReplicas(**options)

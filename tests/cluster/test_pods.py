@@ -83,4 +83,6 @@ def test_a_killed_rank_ends_both_pods(in_pods):
     codes, lines, told = in_pods(sys.executable)
     assert 0 not in codes
     assert lines == lines_of("KubeflowEnvironment")
-    assert f"Rank 1 was killed by {signal.SIGKILL.name}" in told[0][1]
+    # By whichever is first: the launcher that loses the process, or rank 0 that loses the connection.
+    texts = (f"Rank 1 was killed by {signal.SIGKILL.name}", "Ranks 1 failed to pass monitoredBarrier", "closed by peer")
+    assert any(text in told[0][1] for text in texts), told

@@ -139,7 +139,7 @@ def test_shares_are_logged_and_printed(tmp_path, capsys):
     assert sum(float(row[f"goodput/{part}"]) for part in PARTS) == pytest.approx(1)
     share = r"\d+\.\d%"
     assert re.search(
-        rf"^Goodput {share} of \d+\.\d s; start {share}, data {share}, .*, skipped {share}\.$",
+        rf"^Goodput {share} of \d+\.\d s; start {share}(, [a-z]+ {share})*\.$",  # without parts that round to 0
         capsys.readouterr().out,
         re.M,
     )

@@ -215,6 +215,8 @@ def _runner(program: str | Callable[[], nn.Module], arguments: list[str]) -> Cal
     if os.path.isfile(program):
         return functools.partial(_run_script, os.path.abspath(program), arguments)
     module, colon, name = program.partition(":")
+    if program.endswith(".py"):
+        raise ConfigurationError(f"There is no file {program!r} in {os.getcwd()}.")
     if not (colon and module and name):
         raise ConfigurationError(f"{program!r}: expected a script's path, or module:Class.")
     return functools.partial(_fit, lambda: _find(module, name)())

@@ -151,7 +151,7 @@ def test_the_page_has_a_bar_a_strategy_and_the_peak_over_devices(core_plan):
     ("arguments", "message"),
     [
         (["train.py", "--memory", "80"], "80GiB, 80GB or 512MiB"),
-        (["absent.py"], "expected a script's path, or module:Class"),
+        (["absent.py"], "There is no file 'absent.py'"),
         (["train.py", "--strategies", "ddp,ddp"], "named twice"),
     ],
 )

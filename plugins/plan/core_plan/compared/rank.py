@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from core import Callback, ConfigurationError
 from core_plan.arguments import replace_arguments
 from core_plan.compared.recorder import RunRecorder, samples_in
-from core_plan.compared.silence import kept_callbacks, silent_loggers
 from core_plan.compared.task import VARIABLE, Task
 from core_plan.contender import Contender
+from core_plan.silence import kept_callbacks, silent_loggers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -20,13 +20,14 @@ from torch.nn.modules.module import (
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from core import Capability, ClusterEnvironment, Fabric, Launcher, Strategy, Trainer
-from core.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint, ProgressBar
+from core.callbacks import Callback
 from core_plan.arguments import replace_arguments
 from core_plan.rehearsal.mode import Rehearsal
 from core_plan.rehearsal.world import PretendedEnvironment, join, pass_by_values, pretend
+from core_plan.silence import kept_callbacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from core_plan.contender import Contender
 
@@ -56,9 +57,6 @@ _QUIET = {
     "profiler": None,
     "fast_dev_run": False,
 }
-
-
-_NOT_REHEARSED = (ModelCheckpoint, OnExceptionCheckpoint, ProgressBar)
 
 
 class Rehearsed:
@@ -121,7 +119,7 @@ class Rehearsed:
         own = {name: value for name, value in options.items() if name != "accumulate_grad_batches"}
         replace_arguments(Fabric, {**common, "loggers": None, **own}, self._made)
         watching = _Watching(self._mode.ledger.begin_steps, self._give_up)
-        callbacks = {"callbacks": lambda given: [*_without_files(given), watching]}
+        callbacks = {"callbacks": lambda given: [*kept_callbacks(given), watching]}
         replace_arguments(Trainer, {**common, **_QUIET, **callbacks, "limit_val_batches": 0, **options}, self._made)
         replace_arguments(torch.utils.data.DataLoader, _WITHOUT_WORKERS)
         for owner, name in ((Trainer, "fit"), (Fabric, "setup"), (Fabric, "setup_module")):
@@ -247,12 +245,6 @@ class _Watching(Callback):
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, of a DTensor."""
     return getattr(tensor, "_local_tensor", tensor)
-
-
-def _without_files(given: Any) -> list[Any]:
-    """The user's callbacks, without those that save."""
-    callbacks: Iterable[Any] = given if isinstance(given, list | tuple) else [] if given is None else [given]
-    return [one for one in callbacks if isinstance(one, Callback) and not isinstance(one, _NOT_REHEARSED)]
 
 
 def _watch_resizes(mode: Rehearsal) -> None:

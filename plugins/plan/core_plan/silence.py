@@ -1,4 +1,4 @@
-"""The program's loggers and callbacks without those that write or stop: nothing of a comparison stays."""
+"""The program's loggers and callbacks without those that write or stop: nothing of a plan or comparison stays."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class AdamW(_AdamW):  # type: ignore[misc]  # torchao has no types
+class AdamWBF16(_AdamW):  # type: ignore[misc]  # torchao has no types
     """torchao's AdamW, whose updates of weights in bfloat16 are rounded up or down at random, right on average.
 
     It computes in float32, and its states have the weights' format. The random numbers follow from the step alone:

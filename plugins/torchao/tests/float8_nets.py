@@ -56,12 +56,12 @@ class Net(Module):
 
 
 class Rounding(Net):
-    """Steps by `core_torchao.optim.AdamW`; ranks draw other numbers, as dropout does."""
+    """Steps by `core_torchao.optim.AdamWBF16`; ranks draw other numbers, as dropout does."""
 
     def configure_optimizers(self):
         torch.compile = lambda function, **unused: function  # in this rank only: compiling takes a minute
         self.noise = nn.Dropout(0.1)
-        optimizer = importlib.import_module("core_torchao.optim").AdamW(self.parameters(), lr=1e-3)
+        optimizer = importlib.import_module("core_torchao.optim").AdamWBF16(self.parameters(), lr=1e-3)
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
     def on_train_batch_start(self, batch, batch_idx):

@@ -58,12 +58,10 @@ def proof(row: Row) -> str:
 
 
 def _text(result: dict[str, object], by: str) -> str:
-    outcomes = result.get("outcomes")
-    passed, failed, known = (outcomes.get(key, 0) if isinstance(outcomes, dict) else 0 for key in _OUTCOMES)
+    found = result.get("outcomes")
+    outcomes = found if isinstance(found, dict) else {}
+    passed, failed, known = (outcomes.get(key, 0) for key in ("passed", "failed", "xfailed"))
     return printable(f"{passed} of {passed + failed + known}, {by}, {result.get('date')}")
-
-
-_OUTCOMES = ("passed", "failed", "xfailed")
 
 
 def _results(path: Path) -> list[dict[str, object]]:

@@ -219,9 +219,8 @@ def _convert(source: str, target: str, form: str, reader: str | None = None) -> 
 
 
 def _form_of(target: str) -> str:
-    if target.endswith(".safetensors"):
-        return "safetensors"
-    return "torch" if target.endswith((".pt", ".pth")) else "distributed"
+    forms = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch"}
+    return forms.get(os.path.splitext(target)[1], "distributed")
 
 
 def _facts(summary: Summary) -> list[list[str]]:

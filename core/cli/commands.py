@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core._version import __version__
-from core.cli.layout import say
+from core.cli.layout import say_all
 from core.contract.errors import CoreError, UnknownAliasError
 from core.contract.spec import normalize_alias
 from core.registry import COMMAND_REGISTRY, Offer, Status, known_aliases
@@ -120,8 +120,7 @@ def main() -> None:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """A user of the command has no use for the line of code that warns."""
-    for line in f"Warning: {message}".split("\n"):
-        say(line, err=True)
+    say_all(f"Warning: {message}".split("\n"), err=True)
 
 
 def _flush() -> None:

@@ -18,7 +18,7 @@ from core.registry import COMMAND_REGISTRY, Registry, known_aliases
 from core.registry.names import split_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 _SECTION = re.compile(r"(Args|Arguments|Attributes|Parameters):\s*$")
 _ENTRY = re.compile(r"(?P<name>\*{0,2}\w+)\s*(\([^)]*\))?\s*:\s*(?P<text>.*)")
@@ -50,21 +50,6 @@ class Option:
     doc: str
 
 
-@dataclass(frozen=True, slots=True)
-class Factory:
-    """The class or function that an alias stands for.
-
-    Attributes:
-        made: the class, or None if that is unknown without a call.
-        preset: options that the alias sets, by name.
-        function: the function, if it isn't a class.
-    """
-
-    made: type | None
-    preset: dict[str, Any]
-    function: Callable[..., Any] | None = None
-
-
 @click.command(short_help="Show what an alias stands for, and its options.", epilog=_EXAMPLES)
 @click.argument("alias")
 @click.option("--kind", type=click.Choice(list(KINDS_BY_OPTION)), help="Where several kinds of plugin have this alias.")
@@ -74,12 +59,11 @@ def describe(alias: str, kind: str | None) -> None:
     ALIAS may be qualified by its package, `core-acme:acme`. The package is imported.
     """
     name = KINDS_BY_OPTION[kind] if kind else _kind_of(alias)
-    say_all(_help_of(alias) if name == "command" else _description(Registry[Any](name), alias))
-
-
-def _help_of(alias: str) -> list[str]:
-    command = COMMAND_REGISTRY.create(alias)
-    return command.get_help(click.Context(command, info_name=f"core {alias}")).splitlines()
+    if name != "command":
+        say_all(_description(Registry[Any](name), alias))
+    else:
+        command = COMMAND_REGISTRY.create(alias)
+        say_all(command.get_help(click.Context(command, info_name=f"core {alias}")).splitlines())
 
 
 def _kind_of(alias: str) -> str:
@@ -96,30 +80,30 @@ def _kind_of(alias: str) -> str:
 
 def _description(registry: Registry[Any], name: str) -> Iterator[str]:
     offer = registry.offer(name)
-    factory = look_into(registry.get(offer))
+    target, preset = look_into(registry.get(offer))
     yield shown(styled(offer.spec.alias, bold=True), f": {with_article(offer.spec.kind)} of {offer}")
     yield from paragraph(offer.summary)
     yield ""
-    yield from _what_it_makes(registry, name, factory)
-    options = options_of(factory.made or factory.function)
+    yield from _what_it_makes(registry, name, target, preset)
+    options = options_of(target)
     yield styled("Options" if options else "It takes no options.", bold=bool(options))
     for option in options:
-        yield from _option_lines(option, factory.preset)
+        yield from _option_lines(option, preset)
 
 
-def _what_it_makes(registry: Registry[Any], name: str, factory: Factory) -> Iterator[str]:
-    made = factory.made
-    if made is None:
+def _what_it_makes(registry: Registry[Any], name: str, made: Any, preset: dict[str, object]) -> Iterator[str]:
+    is_function = not isinstance(made, type)
+    if is_function:
         try:
             made = type(registry.create(name))
         except CoreError as error:
             yield from paragraph(f"A function; what it makes can't be shown: {error}")
             yield ""
             return
-    preset = ", ".join(f"{option}={value!r}" for option, value in factory.preset.items())
+    options = ", ".join(f"{option}={value!r}" for option, value in preset.items())
     whole = f"{made.__module__}.{made.__qualname__}"
-    a_preset_of = "A preset of " if preset or factory.function else ""
-    yield from paragraph(f"{a_preset_of}{whole}{f'({preset})' if preset else ''}")
+    a_preset_of = "A preset of " if preset or is_function else ""
+    yield from paragraph(f"{a_preset_of}{whole}{f'({options})' if preset else ''}")
     if summary := (inspect.getdoc(made) or "").partition("\n\n")[0]:
         yield from paragraph(" ".join(summary.split()), indent="    ")
     yield ""
@@ -136,7 +120,7 @@ def _option_lines(option: Option, preset: dict[str, object]) -> Iterator[str]:
     yield from paragraph(option.doc, indent="      ")
 
 
-def look_into(target: Any) -> Factory:
+def look_into(target: Any) -> tuple[Any, dict[str, object]]:
     """The callable behind a class, a `functools.partial` or a function, and its preset arguments."""
     preset: dict[str, object] = {}
     while isinstance(target, functools.partial):
@@ -144,7 +128,7 @@ def look_into(target: Any) -> Factory:
         names = [parameter.name for parameter in _parameters(target.func)]
         preset = dict(zip(names, target.args, strict=False)) | target.keywords | preset
         target = target.func
-    return Factory(target, preset) if isinstance(target, type) else Factory(None, preset, target)
+    return target, preset
 
 
 def options_of(target: object) -> list[Option]:
@@ -190,7 +174,7 @@ def _constructors(target: object) -> Iterator[tuple[object, str | None]]:
     for base in target.__mro__[:-1]:
         if "__init__" in vars(base):
             constructor = vars(base)["__init__"]
-            yield constructor, f"{base.__doc__ or ''}" if not constructor.__doc__ else constructor.__doc__
+            yield constructor, constructor.__doc__ or base.__doc__
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:

@@ -114,10 +114,10 @@ def _lines(findings: list[Finding]) -> Iterator[str]:
 
 def examine() -> Iterator[Finding]:
     """Look at everything, in the order of the report."""
-    for examination in (_python, _core, _other_cores, _torch):
+    for examination in (_versions, _other_cores, _torch):
         yield from _guarded(examination)
     # A second attempt to import a torch that has failed can end the interpreter.
-    for examination in (_backends, _accelerators, _clusters) if "torch" in sys.modules else ():
+    for examination in (_backends, _found_here) if "torch" in sys.modules else ():
         yield from _guarded(examination)
     for examination in (_selection, _plugins):
         yield from _guarded(examination)
@@ -131,11 +131,8 @@ def _guarded(examination: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield Finding(name, "broken", f"{type(cause).__name__}: {cause}")
 
 
-def _python() -> Iterator[Finding]:
+def _versions() -> Iterator[Finding]:
     yield Finding("python", "ok", f"{platform.python_version()}, {sys.executable}, {platform.platform()}")
-
-
-def _core() -> Iterator[Finding]:
     yield Finding("core", "ok", f"{__version__}, {_FOLDER}")
 
 
@@ -222,11 +219,8 @@ def _backends() -> Iterator[Finding]:
             yield Finding(name, "absent", "this torch was built without it")
 
 
-def _accelerators() -> Iterator[Finding]:
+def _found_here() -> Iterator[Finding]:
     yield from _detections("accelerator", ACCELERATOR_REGISTRY, "device", "devices")
-
-
-def _clusters() -> Iterator[Finding]:
     yield from _detections("cluster", CLUSTER_ENVIRONMENT_REGISTRY, "process", "processes")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib
 import json
@@ -87,10 +88,8 @@ def _parse(strategy: str, options: Sequence[str]) -> dict[str, Any]:
 
 def _value(text: str) -> Any:
     for read in (ast.literal_eval, json.loads):
-        try:
+        with contextlib.suppress(SyntaxError, TypeError, ValueError):
             return read(text)
-        except (SyntaxError, TypeError, ValueError):
-            continue
     return text
 
 

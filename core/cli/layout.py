@@ -10,7 +10,7 @@ printable first.
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import sys
 import textwrap
 import time
@@ -56,10 +56,10 @@ def say(*parts: str, err: bool = False) -> None:
     click.echo(shown(*parts), err=err)
 
 
-def say_all(lines: Iterable[str]) -> None:
-    """Print lines."""
+def say_all(lines: Iterable[str], err: bool = False) -> None:
+    """Print lines, on standard error if need be."""
     for line in lines:
-        say(line)
+        say(line, err=err)
 
 
 def say_json(value: object) -> None:
@@ -69,13 +69,7 @@ def say_json(value: object) -> None:
 
 def terminal_width() -> int:
     """`COLUMNS`, or that of the terminal; 80 where there is neither."""
-    wanted = os.environ.get("COLUMNS", "")
-    if wanted.isdecimal() and int(wanted):
-        return max(20, int(wanted))
-    try:
-        return max(20, os.get_terminal_size(1).columns or 80)
-    except OSError:
-        return 80
+    return max(20, shutil.get_terminal_size().columns)
 
 
 def with_article(kind: str) -> str:

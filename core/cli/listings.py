@@ -101,7 +101,7 @@ def list_plugins(everything: bool, check: bool, as_json: bool, timeout_s: float)
     shown = [entry for entry in found if everything or entry["status"] == "ok"]
     problems = [row for row in rows if not row.kind]
     if as_json:
-        say_json([*shown, *(_problem_as_json(row) for row in problems)])
+        say_json([*shown, *(_as_json(row) | {"offers": {}} for row in problems)])
     else:
         _print_providers(shown, problems)
     if any(outcome.error for outcome in outcomes.values()):
@@ -177,22 +177,18 @@ def _styled(status: Status) -> str:
 
 
 def _print_hints(kind: Kind, rows: Sequence[Row], shown: Sequence[Row]) -> None:
+    """On standard error, so that a pipe gets rows only."""
     hidden = Counter(str(row.status) for row in rows if row not in shown)
     if hidden:
         counts = ", ".join(f"{number} {status}" for status, number in sorted(hidden.items()))
-        _hint(f"Not shown: {counts}. See `core list-{kind.plural} --all`.")
+        say_all(paragraph(f"Not shown: {counts}. See `core list-{kind.plural} --all`."), err=True)
     if kind.name == "strategy" and all(row.provider == CORE for row in shown):
         package = known_aliases(kind.name)[DEFAULT_PARALLEL_STRATEGY]
-        _hint(f"Strategies for several devices come in packages of their own: {pip_install(package)}.")
+        hint = f"Strategies for several devices come in packages of their own: {pip_install(package)}."
+        say_all(paragraph(hint), err=True)
 
 
-def _hint(text: str) -> None:
-    """Print a hint beside the listing, on standard error, so that a pipe gets rows only."""
-    for line in paragraph(text):
-        say(line, err=True)
-
-
-def _as_json(row: Row, outcome: Outcome | None, proven: str | None) -> dict[str, Any]:
+def _as_json(row: Row, outcome: Outcome | None = None, proven: str | None = None) -> dict[str, Any]:
     entry = row._asdict() | {"status": str(row.status)} | ({} if proven is None else {"proven": proven})
     if outcome is not None:
         entry["check"] = {"status": outcome.status, "import_s": outcome.import_s, "error": outcome.error}
@@ -203,34 +199,15 @@ def _provider_as_json(provider: Provider, rows: Iterable[Row], outcomes: dict[Ro
     offered = [row for row in rows if row.provider == provider.name and row.kind]
     errors = [outcome.error for row, outcome in outcomes.items() if row.provider == provider.name and outcome.error]
     refusals = list(dict.fromkeys(f"{row.alias}: {row.detail}" for row in offered if row.detail))
-    status = _provider_status(offered, errors)
+    statuses = [str(Status.BROKEN)] if errors else [str(row.status) for row in offered]
     return {
         "provider": provider.name,
         "version": provider.version,
-        "status": status,
+        "status": "ok" if not statuses or "ok" in statuses else statuses[0],
         "offers": dict(Counter(row.kind for row in offered)),
         "summary": provider.summary,
         "location": provider.location,
         "detail": "\n".join(dict.fromkeys([*errors, *refusals])),
-    }
-
-
-def _provider_status(offered: Sequence[Row], errors: Sequence[str]) -> str:
-    if errors:
-        return str(Status.BROKEN)
-    statuses = [row.status for row in offered]
-    return "ok" if not statuses or Status.OK in statuses else str(statuses[0])
-
-
-def _problem_as_json(row: Row) -> dict[str, Any]:
-    return {
-        "provider": row.provider,
-        "version": row.version,
-        "status": str(row.status),
-        "offers": {},
-        "summary": "",
-        "location": row.location,
-        "detail": row.detail,
     }
 
 

@@ -96,7 +96,8 @@ def _ask_child(rows: Sequence[Row], timeout_s: float) -> dict[Row, Outcome]:
     finally:
         _kill_group(child)
     # Answers come in the order of names: the first that is missing is of the plugin at which the child ended.
-    outcomes = [_read(line) for line in output.splitlines()]
+    found = [json.loads(line) for line in output.splitlines()]
+    outcomes = [Outcome("fails" if error else "ok", import_s, error) for import_s, error in found]
     return {row: outcomes[number] if number < len(outcomes) else missing for number, row in enumerate(rows)}
 
 
@@ -104,11 +105,6 @@ def _kill_group(child: subprocess.Popen[str]) -> None:
     """End the child, and what the plugin has started in it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-
-
-def _read(line: str) -> Outcome:
-    import_s, error = json.loads(line)
-    return Outcome("fails" if error else "ok", import_s, error)
 
 
 def _last_words(code: int, errors: str) -> str:

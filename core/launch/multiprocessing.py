@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +22,7 @@ from core.launch.channel import Channel, open_channel, signal_process
 from core.launch.messages import MessageReceiver, MessageSender
 from core.launch.script import describe_interactive, refuse_interactive, refuse_nested, refuse_unguarded
 from core.launch.signal_forwarder import SignalForwarder
-from core.launch.stop_others import Worker, WorkerGroup
+from core.launch.stop_others import Worker, WorkerGroup, start_all
 from core.launch.thread_share import share_cores
 from core.launch.timeouts import GRACE_S
 from core.launch.worker import Membership, exit_on_signal
@@ -90,13 +91,17 @@ class MultiprocessingLauncher(Launcher):
             return self._run(call, Path(directory))
 
     def _run(self, call: LaunchedCall, directory: Path) -> Any:
-        payload = self._write(call, directory) if self.pickles else call
+        payload: Path | LaunchedCall = call
+        if self.pickles:
+            cure = "Define it at the top level of a module, or use a strategy that forks or runs the script again."
+            call.write(payload := directory / "call", who=f"The start method {self.start_method!r}", cure=cure)
         with SignalForwarder() as signals, closing(MessageReceiver(is_rank=False)) as receiver:
             group: WorkerGroup | None = None
             waiting: threading.Thread | None = None
             try:
                 with signals.held():
-                    workers = self._start_all(payload, directory, call.environment.node_rank(), receiver)
+                    node_rank, indices = call.environment.node_rank(), range(self.num_processes)
+                    workers = start_all(self._start(payload, directory, node_rank, each, receiver) for each in indices)
                     group = WorkerGroup(workers, lambda failure: None)
                     signals.to(group)
                 # Each worker runs the one function to its end; one that ends before has failed, whatever its exit code.
@@ -114,27 +119,6 @@ class MultiprocessingLauncher(Launcher):
         if group.failure is not None:
             raise group.failure from group.failure.__cause__
         return read_result(directory / _RESULT)
-
-    def _write(self, call: LaunchedCall, directory: Path) -> Path:
-        path = directory / "call"
-        cure = "Define it at the top level of a module, or use a strategy that forks or runs the script again."
-        call.write(path, who=f"The start method {self.start_method!r}", cure=cure)
-        return path
-
-    def _start_all(
-        self, payload: Path | LaunchedCall, directory: Path, node_rank: int, receiver: MessageReceiver
-    ) -> list[Worker]:
-        started: list[Worker] = []
-        try:
-            started.extend(
-                self._start(payload, directory, node_rank, index, receiver) for index in range(self.num_processes)
-            )
-        except BaseException:
-            # Hanging up ends those that run.
-            for worker in started:
-                worker.channel.close()
-            raise
-        return started
 
     def _start(
         self, payload: Path | LaunchedCall, directory: Path, node_rank: int, local_rank: int, receiver: MessageReceiver
@@ -260,8 +244,6 @@ def _work(
 def _refuse_fork() -> None:
     import torch
 
-    if not hasattr(os, "fork"):
-        raise LaunchError("This system has no fork. Use the start method 'spawn'.")
     if torch.cuda.is_initialized():
         raise LaunchError(
             "CUDA was used in this process, and doesn't survive a fork. Use nothing of CUDA before training (no tensor "
@@ -277,16 +259,9 @@ def _refuse_fork() -> None:
         )
 
 
-def spawn() -> MultiprocessingLauncher:
-    """New interpreters that import the program."""
-    return MultiprocessingLauncher("spawn")
-
-
-def fork() -> MultiprocessingLauncher:
-    """Copies of this process."""
-    return MultiprocessingLauncher("fork")
-
-
-def forkserver() -> MultiprocessingLauncher:
-    """Forks of a small server process."""
-    return MultiprocessingLauncher("forkserver")
+spawn = partial(MultiprocessingLauncher, "spawn")
+"""New interpreters that import the program."""
+fork = partial(MultiprocessingLauncher, "fork")
+"""Copies of this process."""
+forkserver = partial(MultiprocessingLauncher, "forkserver")
+"""Forks of a small server process."""

@@ -42,8 +42,7 @@ def refuse_second_zero() -> None:
 
 def known_rank() -> int | None:
     """The rank that one of core's launchers has given this process; None if none has."""
-    known = _rank_and_size()
-    return None if known is None else known[0]
+    return (_rank_and_size() or (None,))[0]
 
 
 def _rank_and_size() -> tuple[int, int] | None:

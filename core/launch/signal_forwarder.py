@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +10,7 @@ from core.launch.worker import in_main_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType, TracebackType
+    from types import FrameType
 
 
 class HearsSignals(Protocol):
@@ -32,7 +31,6 @@ class SignalForwarder:
     def __init__(self) -> None:
         self._signal: int | None = None
         self._group: HearsSignals | None = None
-        self._pid = os.getpid()
         self._is_holding, self._held = False, 0
         self._previous: dict[int, Any] = {}
 
@@ -43,9 +41,7 @@ class SignalForwarder:
                     self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -78,11 +74,10 @@ class SignalForwarder:
             raise _exception(self._signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        is_own = os.getpid() == self._pid  # a worker is forked with this handler
-        if self._is_holding and is_own:
+        if self._is_holding:
             self._held = self._held or number
             return
-        if self._group is None or self._signal is not None or not is_own:
+        if self._group is None or self._signal is not None:
             raise _exception(number)
         self._signal = number
         self._group.forward(number)

@@ -15,7 +15,7 @@ from core.launch.timeouts import GRACE_S, HEAR_S
 from core.launch.worker_failure import WorkerFailure, left_early, worker_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from core.contract import WorkerError
     from core.launch.channel import Channel
@@ -32,7 +32,7 @@ class Worker:
 
     Attributes:
         rank: global rank.
-        pid: of the process.
+        pid: of the process; negative for all of its process group, as `os.kill` takes it.
         wait: blocks until the process has ended; returns its exit code, negative for a signal.
         channel: the main process's end of the line.
         exit_code: None while it runs.
@@ -71,7 +71,19 @@ class Worker:
             if "begun" in message:
                 self.num_begun, self.num_done = message["begun"], message["done"]
             else:
-                self.report = WorkerFailure.from_message(message)
+                self.report = WorkerFailure(**message)
+
+
+def start_all(starts: Iterable[Worker]) -> list[Worker]:
+    """Start workers as they are asked for. Those that run end if a further one can't be started."""
+    started: list[Worker] = []
+    try:
+        started.extend(starts)
+    except BaseException:
+        for worker in started:
+            worker.channel.close()
+        raise
+    return started
 
 
 class WorkerGroup:

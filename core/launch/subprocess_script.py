@@ -6,8 +6,7 @@ import os
 import socket
 import subprocess
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.contract import ClusterEnvironment, ConfigurationError, Launcher, LaunchError
 from core.contract.rank_variables import rank_variables
@@ -16,7 +15,7 @@ from core.launch.main_process import MainProcess
 from core.launch.messages import MessageReceiver, come_to_call
 from core.launch.rank import is_inherited, set_rank
 from core.launch.script import refuse_interactive, refuse_nested, script_command
-from core.launch.stop_others import Worker
+from core.launch.stop_others import Worker, start_all
 from core.launch.thread_share import share_cores
 from core.launch.worker import Membership, in_main_thread
 
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-@dataclass(frozen=True, slots=True)
-class _World:
+class _World(NamedTuple):
     """The number of processes, and the number of this one."""
 
     world_size: int
@@ -33,11 +31,6 @@ class _World:
     local_rank: int
     node_rank: int
     num_local: int
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The variables by which other libraries know the ranks."""
-        return rank_variables(**asdict(self))
 
 
 class SubprocessScriptLauncher(Launcher):
@@ -48,8 +41,8 @@ class SubprocessScriptLauncher(Launcher):
     joins the same workers, which have come to the same call in their run of the script.
 
     Variables, set in all ranks for other libraries, as torchrun sets them: RANK, LOCAL_RANK, WORLD_SIZE,
-    LOCAL_WORLD_SIZE and NODE_RANK. Variables, set for the workers: CORE_WORLD_SIZE, CORE_GLOBAL_RANK, CORE_LOCAL_RANK,
-    CORE_NODE_RANK, MASTER_ADDR, MASTER_PORT; and CORE_CHANNEL, the line on which they hear of a rank that has failed.
+    LOCAL_WORLD_SIZE and NODE_RANK. Variables, set for the workers: CORE_WORLD_SIZE, CORE_GLOBAL_RANK, MASTER_ADDR,
+    MASTER_PORT; and CORE_CHANNEL, the line on which they hear of a rank that has failed.
     """
 
     def check(self) -> None:
@@ -133,7 +126,7 @@ class _Process:
             # The first launch of the process decides; all later ones join.
             self.world = self._join_as_worker() or self._start_workers(launcher)
             set_rank(self.world.global_rank, self.world.world_size)
-            os.environ.update(self.world.variables)
+            os.environ.update(rank_variables(**self.world._asdict()))
             share_cores(launcher.num_processes)
         wanted = launcher.num_processes * launcher.num_nodes
         if wanted != self.world.world_size:
@@ -160,7 +153,7 @@ class _Process:
         self.membership.report_uncaught()
         self.membership.begin()
         come_to_call()
-        names = ("CORE_WORLD_SIZE", "CORE_GLOBAL_RANK", "CORE_LOCAL_RANK", "CORE_NODE_RANK", "LOCAL_WORLD_SIZE")
+        names = ("CORE_WORLD_SIZE", "CORE_GLOBAL_RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE")
         return _World(*(int(os.environ[name]) for name in names))
 
     def _start_workers(self, launcher: SubprocessScriptLauncher) -> _World:
@@ -173,7 +166,12 @@ class _Process:
         ]
         if num_processes > 1:
             receiver = MessageReceiver(is_rank=True)
-            workers = _start_all(worlds[1:], launcher.environment, receiver)
+            command, environment = script_command(), launcher.environment
+            shared = {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
+            try:
+                workers = start_all(_start(command, world, shared, receiver) for world in worlds[1:])
+            except OSError as error:
+                raise LaunchError(f"{' '.join(command)!r} can't be started again: {error}") from error
             self.main = MainProcess(workers, first_rank, launcher.environment.main_port, receiver)
         return worlds[0]
 
@@ -188,30 +186,14 @@ def _inherited_channel() -> socket.socket | None:
     return socket.socket(fileno=number)
 
 
-def _start_all(worlds: list[_World], environment: ClusterEnvironment, receiver: MessageReceiver) -> list[Worker]:
-    command = script_command()
-    shared = {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
-    started: list[Worker] = []
-    try:
-        started.extend(_start(command, world, shared, receiver) for world in worlds)
-    except OSError as error:
-        # Hanging up ends those that run.
-        for worker in started:
-            worker.channel.close()
-        raise LaunchError(f"{' '.join(command)!r} can't be started again: {error}") from error
-    return started
-
-
 def _start(command: list[str], world: _World, shared: dict[str, str], receiver: MessageReceiver) -> Worker:
     channel, end = open_channel()
     with end:
         variables = {
-            **world.variables,
+            **rank_variables(**world._asdict()),
             **receiver.variable(world.global_rank),
             "CORE_WORLD_SIZE": str(world.world_size),
             "CORE_GLOBAL_RANK": str(world.global_rank),
-            "CORE_LOCAL_RANK": str(world.local_rank),
-            "CORE_NODE_RANK": str(world.node_rank),
             # With the inode: a number alone may be another file in a process that inherited only the variable.
             "CORE_CHANNEL": f"{end.fileno()}:{os.fstat(end.fileno()).st_ino}",
         }

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from core.contract import WorkerError
@@ -52,7 +53,7 @@ class Membership:
 
     def report(self, error: BaseException) -> None:
         """Report to the main process why this worker ends."""
-        self._channel.send(WorkerFailure.of(error).to_message())
+        self._channel.send(asdict(WorkerFailure.of(error)))
 
     def report_progress(self, num_begun: int, num_done: int) -> None:
         """Report to the main process how many launched functions this worker has begun and completed."""

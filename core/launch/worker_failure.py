@@ -42,7 +42,7 @@ class WorkerTraceback(ShortText):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """The last message of a worker that ends by an exception.
+    """The last message of a worker that ends by an exception; its fields are those of the message.
 
     Attributes:
         summary: type and message.
@@ -65,15 +65,6 @@ class WorkerFailure:
         short = format_short(error)
         hang = _parts_of(error) if isinstance(error, HangError) else None
         return cls(summarize(error), text[-_MAX_CHARACTERS:], short[-_MAX_CHARACTERS:], is_lost_connection(error), hang)
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> WorkerFailure:
-        """Read what `to_message` wrote."""
-        return cls(**message)
-
-    def to_message(self) -> dict[str, Any]:
-        """A form for the channel."""
-        return asdict(self)
 
 
 def summarize(error: BaseException) -> str:

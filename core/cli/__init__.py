@@ -3,10 +3,15 @@
 A command prints through `say` or `say_json`, which make text printable that comes from elsewhere.
 """
 
-from core.cli.cards import files_digest, own_card, package_folder
-from core.cli.commands import main
-from core.cli.kinds import KINDS_BY_OPTION, unknown_alias
-from core.cli.layout import Shown, paragraph, say, say_json, shown, size_text, styled, table, with_article
+from typing import TYPE_CHECKING
+
+from core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from core.cli.cards import files_digest, own_card, package_folder
+    from core.cli.commands import main
+    from core.cli.kinds import KINDS_BY_OPTION, unknown_alias
+    from core.cli.layout import Shown, paragraph, say, say_json, shown, size_text, styled, table, with_article
 
 __all__ = [
     "KINDS_BY_OPTION",
@@ -25,3 +30,5 @@ __all__ = [
     "unknown_alias",
     "with_article",
 ]
+
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 import types
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ def main(names: str, *rest: str) -> None:
     is_module = rest[0] == "-m"
     script, *arguments = rest[1:] if is_module else rest
     sys.argv = [script, *arguments]
+    _end_with_torchrun()
     try:
         _call_preludes(names)
         if is_module:
@@ -37,8 +39,20 @@ def main(names: str, *rest: str) -> None:
         else:
             _run_script(os.path.abspath(script))
     except Exception as error:
-        _show(error.with_traceback(_from_script(error.__traceback__)))
+        from core.display import tracebacks
+
+        tracebacks.install()  # once a node; a hook that the program has set stays
+        sys.excepthook(type(error), error.with_traceback(_from_script(error.__traceback__)), error.__traceback__)
         raise SystemExit(1) from None
+
+
+def _end_with_torchrun() -> None:
+    """Make the kernel end this process with the one of torchrun that has started it, where the system can."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        import ctypes
+
+        prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
+        prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _call_preludes(names: str) -> None:
@@ -67,16 +81,8 @@ def _from_script(trace: TracebackType | None) -> TracebackType | None:
     return first or trace
 
 
-def _show(error: Exception) -> None:
-    """Show an uncaught error: by the hook that the program has set, else as core does, once a node."""
-    from core.display import tracebacks
-
-    hook = tracebacks.show if sys.excepthook is sys.__excepthook__ else sys.excepthook
-    hook(type(error), error, error.__traceback__)
-
-
 if __name__ == "__main__":
     # By its name: this file is `__main__` itself, which the script takes over.
-    from core.cli import rank_program
+    import core.cli.rank_program as rank_program
 
     rank_program.main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""`core run`: a script in several processes, which torchrun starts."""
+"""`core run`: a script in several processes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,27 @@ from typing import NoReturn
 import click
 
 from core.cli.layout import say_all
+from core.cli.ranks import run_by_torchrun, run_here
 from core.registry import PRELUDES, Status, load_prelude, plugin_manager
 
 _NAMED = "core.cli.run.preludes"
 """The key in click's context under which the preludes stand that flags have named."""
 
-_MEANT = {
-    "nproc": "--devices",
-    "nproc-per-node": "--devices",
-    "np": "--devices",
-    "nnodes": "--num-nodes",
-    "master-addr": "--main-address",
-    "master-port": "--main-port",
+_OF_OTHERS = {
+    "nproc": "devices",
+    "nproc-per-node": "devices",
+    "nnodes": "num-nodes",
+    "master-addr": "main-address",
+    "master-port": "main-port",
 }
 """Options of torchrun and mpirun, and those of `core run` that do the same."""
+
+
+def _own_name(option: str) -> str:
+    """The name of an option that was written as here, or as for torchrun."""
+    dashed = option.replace("_", "-")
+    return _OF_OTHERS.get(dashed, dashed)
+
 
 _EXAMPLES = """\b
 Examples:
@@ -35,19 +42,7 @@ Examples:
 
 
 class _RunCommand(click.Command):
-    """The command, with a flag for each prelude that an installed package offers. None is imported for it.
-
-    It knows which of its options do what some of torchrun's do.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            meant = _MEANT.get(error.option_name.lstrip("-").replace("_", "-"))
-            if meant is None:
-                raise
-            raise click.UsageError(f"No such option {error.option_name!r}. Did you mean {meant}?", ctx) from None
+    """The command, with a flag for each prelude that an installed package offers. None is imported for it."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         params = super().get_params(ctx)
@@ -78,9 +73,9 @@ def _note_prelude(ctx: click.Context, param: click.Parameter, value: bool) -> No
 
 @click.command(
     cls=_RunCommand,
-    short_help="Run a script in several processes, by torchrun.",
+    short_help="Run a script in several processes.",
     epilog=_EXAMPLES,
-    context_settings={"allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False, "token_normalize_func": _own_name},
 )
 @click.option(
     "--devices",
@@ -91,6 +86,7 @@ def _note_prelude(ctx: click.Context, param: click.Parameter, value: bool) -> No
 @click.option("--node-rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
 @click.option("--main-address", default="127.0.0.1", show_default=True, metavar="HOST", help="Of node 0.")
 @click.option("--main-port", type=click.IntRange(1, 65535), default=29400, show_default=True, metavar="PORT")
+@click.option("--max-restarts", type=click.IntRange(min=0), metavar="N", help="How often a failed run begins again.")
 @click.option(
     "--with",
     "preludes",
@@ -110,16 +106,18 @@ def run(
     node_rank: int,
     main_address: str,
     main_port: int,
+    max_restarts: int | None,
     preludes: tuple[str, ...],
     explains: bool,
     is_module: bool,
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT once a device, by `torchrun`. Where a process fails, a line below its error says which.
+    """Run SCRIPT once a device. Where a process fails, a line below its error says which.
 
     With several nodes, run it on each of them. The Trainer or Fabric in SCRIPT takes the processes that it finds; it
-    needs no `devices=` then, or the same. torchrun itself has more options.
+    needs no `devices=` then, or the same. torchrun, which has more options, makes the processes unless --devices is a
+    number and neither --num-nodes, --max-restarts, LOGLEVEL nor a variable of torchrun (PET_...) is set.
 
     A prelude is a function of an installed package that is called in each process before SCRIPT. One for programs that
     start their own processes leaves that to them: SCRIPT runs once, unless --devices or --num-nodes is given.
@@ -130,15 +128,20 @@ def run(
         _explain(names, script)
     is_plain = devices is None and num_nodes == 1
     runs_once = is_plain and any(getattr(load_prelude(name), "owns_processes", False) for name in names)
-    start = [] if runs_once else _torchrun(devices or "auto", num_nodes, node_rank, main_address, main_port)
+    devices = devices or "auto"
+    torchrun = _torchrun(devices, num_nodes, node_rank, main_address, main_port, max_restarts)
     _check_script(script, is_module)
     _check_core()
-    called = [*(["-m"] if is_module else []), script, *arguments]
-    os.execv(sys.executable, [sys.executable, *start, "-m", "core.cli.rank_program", ",".join(names), *called])
+    called = ["-m", "core.cli.rank_program", ",".join(names), *(["-m"] if is_module else []), script, *arguments]
+    if runs_once:
+        os.execv(sys.executable, [sys.executable, *called])
+    sys.exit(run_by_torchrun([*torchrun, *called]) if torchrun else run_here(int(devices), called))
 
 
-def _torchrun(devices: str, num_nodes: int, node_rank: int, main_address: str, main_port: int) -> list[str]:
-    """The arguments of Python that start torchrun with these options."""
+def _torchrun(
+    devices: str, num_nodes: int, node_rank: int, main_address: str, main_port: int, max_restarts: int | None
+) -> list[str]:
+    """The options of torchrun; none where nothing is asked for that takes it."""
     if not (devices == "auto" or (devices.isdecimal() and int(devices))):
         raise click.BadParameter(
             f"expected a number of processes from 1, or auto; got {devices!r}.", param_hint="--devices"
@@ -147,11 +150,15 @@ def _torchrun(devices: str, num_nodes: int, node_rank: int, main_address: str, m
         raise click.BadParameter(
             f"expected at most {num_nodes - 1}, got {node_rank}: nodes count from 0.", param_hint="--node-rank"
         )
+    is_set = any(name == "LOGLEVEL" or name.startswith("PET_") for name in os.environ)
+    if devices != "auto" and num_nodes == 1 and max_restarts is None and not is_set:
+        return []
     nodes = ["--standalone"]
     if num_nodes > 1:
         address = ["--master-addr", main_address, "--master-port", str(main_port)]
         nodes = ["--nnodes", str(num_nodes), "--node-rank", str(node_rank), *address]
-    return ["-m", "core.cli.torchrun", *nodes, "--nproc-per-node", devices]
+    restarts = [] if max_restarts is None else ["--max-restarts", str(max_restarts)]
+    return [*nodes, "--nproc-per-node", devices, *restarts]
 
 
 def _check_script(script: str, is_module: bool) -> None:

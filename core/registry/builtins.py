@@ -70,7 +70,7 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "describe": ("core.cli.describe:describe", "Tell what an alias stands for, and its options."),
         "doctor": ("core.cli.doctor:doctor", "Examine this machine and what is installed on it."),
         "explain": ("core.cli.explain:explain", "Tell what a run would use, and why."),
-        "run": ("core.cli.run:run", "Run a script in several processes, by torchrun."),
+        "run": ("core.cli.run:run", "Run a script in several processes."),
         **{
             f"list-{kind.plural}": (
                 f"core.cli.listings:list_{kind.plural}".replace("-", "_"),

@@ -186,7 +186,7 @@ PROGRAMS = {
 
 COMMANDS = {
     "core run nofile.py": (["run", "nofile.py"], "nofile.py"),
-    "core run --nproc 2": (["run", "--nproc", "2", "a.py"], "--devices"),
+    "core run --devices two": (["run", "--devices", "two", "a.py"], "got 'two'"),
     "core report of no run": (["report", "nothing"], "nothing"),
     "core checkpoint ls of nothing": (["checkpoint", "ls", "nothing"], "nothing"),
     "a misspelt command": (["reprot", "x"], "report"),

@@ -1,7 +1,12 @@
+import json
 import os
 import re
+import signal
+import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from core_testing import programs
@@ -18,12 +23,24 @@ fabric.teardown()
 """
 
 
+@pytest.fixture(params=["core", "torchrun"])
+def way(request, monkeypatch):
+    """Who makes the processes. torchrun does where one of its variables is set."""
+    if request.param == "torchrun":
+        monkeypatch.setenv("PET_MAX_RESTARTS", "0")
+    return request.param
+
+
 def core_run(folder, *arguments):
-    command = [*programs.CORE, "run", *arguments]
-    return programs.run(command, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100)
+    return programs.run(command(*arguments), cwd=folder, timeout=100, forks_others=False)
+
+
+def command(*arguments):
+    return [*programs.CORE, "run", *arguments]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("way")
 def test_a_script_runs_once_a_device_with_its_own_arguments(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     done = core_run(tmp_path, "--devices", "2", "train.py", "--devices", "7", "-m")
@@ -43,12 +60,16 @@ def test_a_folder_whose_own_core_hides_this_one(tmp_path, name):
     assert f"{tmp_path / name} hides the package `core` from processes that start in {tmp_path}" in done.stderr
 
 
-@pytest.mark.slow
-def test_a_failed_rank_is_named_in_a_line(tmp_path):
-    (tmp_path / "fails.py").write_text("raise SystemExit(3)")
-    done = core_run(tmp_path, "--devices", "1", "fails.py")
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(
+    ("end", "ended"),
+    [("raise SystemExit(3)", "exited with code 3"), ("os.kill(os.getpid(), 9)", "was killed by SIGKILL")],
+)
+def test_a_failed_rank_is_named_in_a_line(tmp_path, end, ended):
+    (tmp_path / "fails.py").write_text(f"import os\nif os.environ['RANK'] == '1': {end}")
+    done = core_run(tmp_path, "--devices", "2", "fails.py")
     assert done.returncode == 1
-    assert re.fullmatch(r"core run: Rank 0 \(pid \d+\) exited with code 3.*\n", done.stderr)
+    assert re.fullmatch(rf"core run: Rank 1 \(pid \d+\) {ended}.*, and the run with it.\n", done.stderr)
 
 
 @pytest.mark.slow
@@ -67,8 +88,7 @@ def test_other_devices_in_the_script_are_refused_with_its_own_options(tmp_path):
         (["--devices", "0", "train.py"], "or auto; got '0'"),
         (["--num-nodes", "2", "--node-rank", "2", "train.py"], "expected at most 1, got 2: nodes count from 0"),
         ([], "Missing argument 'SCRIPT'"),
-        (["--nproc", "2", "train.py"], "No such option '--nproc'. Did you mean --devices?"),
-        (["--nproc_per_node=2", "train.py"], "No such option '--nproc_per_node'. Did you mean --devices?"),
+        (["--nproc_per_node=two", "train.py"], "or auto; got 'two'"),
         (["--node-rnak", "1", "train.py"], "No such option '--node-rnak'"),
         (["--devices", "2", "nofile.py"], "there is no file 'nofile.py' in"),
         (["--devices", "2", "-m", "no_such.module"], "there is no module 'no_such' here, nor is one installed"),
@@ -96,7 +116,7 @@ load()
 """
 
 
-# How a script is named and when it fails are independent of each other.
+# Who starts the script, how it is named and when it fails are independent of each other.
 @pytest.mark.parametrize(
     ("how", "when"),
     [
@@ -107,7 +127,7 @@ load()
         ),
     ],
 )
-def test_a_bug_takes_the_lines_that_it_takes_without(tmp_path, when, how):
+def test_a_bug_takes_the_lines_that_it_takes_without(tmp_path, way, when, how):
     (tmp_path / "bug.py").write_text(BUG)
     done = core_run(tmp_path, "--devices", "2", *how, when)
     lines = done.stderr.splitlines()
@@ -124,7 +144,7 @@ def test_a_bug_takes_the_lines_that_it_takes_without(tmp_path, when, how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hook", "shown"), [("", "KeyError: 1"), ("sys.excepthook = print", "")])
-def test_an_error_is_shown_by_the_hook_that_the_script_has_set(tmp_path, hook, shown):
+def test_an_error_is_shown_by_the_hook_that_the_script_has_set(tmp_path, way, hook, shown):
     (tmp_path / "bug.py").write_text(f"import sys\n{hook}\nraise KeyError(1)")
     done = core_run(tmp_path, "--devices", "1", "bug.py")
     *error, last = done.stderr.splitlines()
@@ -133,6 +153,7 @@ def test_an_error_is_shown_by_the_hook_that_the_script_has_set(tmp_path, hook, s
     assert done.stdout.startswith("<class 'KeyError'>" if hook else "")
 
 
+@pytest.mark.usefixtures("way")
 def test_the_script_is_the_main_module(tmp_path):
     (tmp_path / "part.py").write_text("name = 'beside'")
     (tmp_path / "main.py").write_text(
@@ -146,3 +167,198 @@ def test_the_script_is_the_main_module(tmp_path):
         f"__main__ {tmp_path}/main.py beside ['main.py', '--lr=1'] True",
         f"{tmp_path}/main.py Own",
     ]
+
+
+WAITS = """
+import os, signal, sys, time
+
+def show(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def handle(number, frame):
+    time.sleep(0.5)
+    show("answered", number)
+    sys.exit(0)
+
+for number in (signal.SIGTERM, signal.SIGINT, *([signal.SIGIO] if "deaf" in sys.argv else [])):
+    signal.signal(number, signal.SIG_IGN if sys.argv[1:] in (["ignores"], ["deaf"]) else handle)
+show("rank", os.environ["RANK"], os.getpid())
+if sys.argv[1:] == ["fails"] and os.environ["RANK"] == "1":
+    time.sleep(0.5)
+    raise KeyError("labels")
+time.sleep(60)
+"""
+
+
+class Run:
+    """A script in two ranks, which are at work."""
+
+    def __init__(self, folder, *arguments):
+        (folder / "waits.py").write_text(WAITS)
+        self.process = programs.start(command("--devices", "2", "waits.py", *arguments), cwd=folder, forks_others=False)
+        while len(found := re.findall(r"rank (\d) (\d+)", self.process.output())) < 2:
+            assert self.process.poll() is None, self.process.errors()
+            time.sleep(0.02)
+        self.pids = {int(rank): int(pid) for rank, pid in found}
+
+    def wait_for_ranks(self, timeout_s=10):
+        """Wait for their end. A process that nobody waits for stays behind as a zombie."""
+        deadline = time.monotonic() + timeout_s
+        while any(map(is_at_work, self.pids.values())):
+            assert time.monotonic() < deadline, "a rank is left"
+            time.sleep(0.02)
+
+
+def is_at_work(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def waits(tmp_path):
+    runs = []
+    yield lambda *arguments: runs.append(Run(tmp_path, *arguments)) or runs[-1]
+    for run in runs:
+        for pid in (run.process.pid, *run.pids.values()):
+            if is_at_work(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_handed_on_and_awaited(waits, number):
+    run = waits()
+    os.kill(run.process.pid, number)
+    assert run.process.wait(20) == 128 + number
+    assert run.process.output().count(f"answered {number:d}") == 2
+    assert "Traceback" not in run.process.errors()
+    run.wait_for_ranks()
+
+
+@pytest.mark.usefixtures("way")
+def test_a_signal_reaches_the_processes_of_a_rank(tmp_path):
+    (tmp_path / "starts.py").write_text(
+        "import subprocess, time\nchild = subprocess.Popen(['sleep', '60'])\nprint(child.pid)\ntime.sleep(60)"
+    )
+    process = programs.start(command("--devices", "2", "starts.py"), cwd=tmp_path, forks_others=False)
+    while len(children := [int(pid) for pid in process.output().split()]) < 2:
+        assert process.poll() is None, process.errors()
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(20) == 143
+    assert not any(map(is_at_work, children))
+
+
+def test_a_second_signal_ends_ranks_that_answer_none(waits):
+    run = waits("deaf")
+    os.kill(run.process.pid, signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.process.wait(1)
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.process.wait(20) == 130
+    assert not any(map(is_at_work, run.pids.values()))
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("arguments", [(), ("ignores",)])
+def test_no_rank_outlives_a_main_process_that_is_killed(waits, arguments):
+    run = waits(*arguments)
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.wait_for_ranks()
+
+
+@pytest.mark.usefixtures("way")
+def test_a_rank_that_fails_ends_the_others_and_its_error_comes_last(waits):
+    run = waits("fails")
+    assert run.process.wait(20) == 1
+    run.wait_for_ranks()
+    assert run.process.output().count("answered 15") == 1
+    *_, error, line = run.process.errors().splitlines()
+    assert error == "KeyError: 'labels'"
+    assert re.fullmatch(rf"core run: Rank 1 \(pid {run.pids[1]}\) exited with code 1, and the run with it.", line)
+
+
+def test_a_rank_that_goes_on_all_the_same_is_ended(waits):
+    run = waits("deaf")
+    os.kill(run.pids[0], signal.SIGKILL)
+    assert run.process.wait(20) == 1
+    assert "Rank 0" in run.process.errors()
+    run.wait_for_ranks()
+
+
+SHOWS = """
+import json, os
+os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)  # torchrun sets it for itself
+names = [each for each in os.environ if "RANK" in each or "WORLD" in each or "ROLE" in each or "TORCH" in each]
+print(json.dumps({each: os.environ[each] for each in [*names, "MASTER_PORT", "OMP_NUM_THREADS"]}))
+"""
+
+
+def variables(folder, *options):
+    """Those of each rank."""
+    (folder / "shows.py").write_text(SHOWS)
+    done = core_run(folder, "--devices", "2", *options, "shows.py")
+    assert done.returncode == 0, done.stderr
+    return sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda each: each["RANK"])
+
+
+OF_A_RUN = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
+
+
+def test_ranks_cannot_tell_who_has_started_them(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    ours, torchruns = variables(tmp_path), variables(tmp_path, "--max-restarts", "0")
+    assert [each.keys() for each in ours] == [each.keys() for each in torchruns]
+    for each in (*ours, *torchruns):
+        assert all(each.pop(name) for name in OF_A_RUN)
+    assert ours == torchruns
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "by_torchrun"),
+    [
+        ([], None, False),
+        (["--nnodes", "1"], None, False),
+        ([], "PET_LOG_DIR", True),
+        (["--max-restarts", "0"], None, True),
+    ],
+)
+def test_torchrun_is_used_where_it_is_asked_for(tmp_path, monkeypatch, options, variable, by_torchrun):
+    if variable:
+        monkeypatch.setenv(variable, str(tmp_path))
+    ranks = variables(tmp_path, *options)
+    assert {each["TORCHELASTIC_USE_AGENT_STORE"] for each in ranks} == {str(by_torchrun)}
+
+
+def test_a_failed_run_begins_again_where_that_is_asked_for(tmp_path):
+    (tmp_path / "fails.py").write_text(
+        "import os\nround = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint(round)\nassert round == '1'"
+    )
+    done = core_run(tmp_path, "--nproc_per_node=2", "--max-restarts", "1", "fails.py")
+    assert (done.returncode, sorted(set(done.stdout.split()))) == (0, ["0", "1"]), done.stderr
+    assert "core run:" not in done.stderr
+
+
+@pytest.mark.usefixtures("way")
+def test_a_prelude_is_called_in_each_rank(tmp_path, monkeypatch):
+    (tmp_path / "acme_prelude.py").write_text("import os\ndef begin(): print('begun', os.environ['RANK'])")
+    (metadata := tmp_path / "core_acme-1.0.dist-info").mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: core-acme\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[core.preludes]\nacme = acme_prelude:begin\n")
+    (tmp_path / "train.py").write_text("print('trained')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    for options in (["--with", "acme"], ["--acme"]):
+        done = core_run(tmp_path, "--devices", "2", *options, "train.py")
+        assert sorted(done.stdout.splitlines()) == ["begun 0", "begun 1", "trained", "trained"], done.stderr
+
+
+def test_the_process_that_waits_for_ranks_imports_no_torch(tmp_path):
+    (tmp_path / "train.py").write_text("pass")
+    program = (
+        "import atexit, sys\nfrom core.cli import main\nsys.argv = ['core', 'run', '--devices', '2', 'train.py']\n"
+        "atexit.register(lambda: print('torch' in sys.modules, 'core.launch.stop_others' in sys.modules))\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "False True\n"), done.stderr

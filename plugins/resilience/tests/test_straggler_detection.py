@@ -1,0 +1,289 @@
+"""Slow ranks are named, with phase and line, and healthy runs name nobody. Ranks sleep, so that load changes little."""
+
+import json
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from core import Capability, ConfigurationError, Module, UnsupportedError
+from core.callbacks import Callback, StragglerDetection
+from core.loggers import CSVLogger
+from core.strategies import SingleDeviceStrategy
+from core_parallel import MeshParallelStrategy
+from core_resilience.rank_times import NUM_WINDOWS, RankTimes
+from core_testing import Backend
+from support.tiny import Tiny, loader, make_trainer
+
+TWO = Backend(lambda: "ddp", num_processes=2)
+THREE = Backend(lambda: "ddp", num_processes=3)
+SHARDED = Backend(lambda: "fsdp", num_processes=2)
+NAP_S = 0.006
+NUM_STEPS = 2 * (NUM_WINDOWS + 2)
+QUICK = {"every_n_steps": 2, "every_s": 0, "behind": 0.5}
+PHASES = ["data", "forward", "backward", "optimizer", "hooks"]
+
+
+def nap(where, slow, begins=0):
+    """Sleep, and five times as long where this rank is the slow one."""
+    is_slow = where == slow and Slow.rank == Slow.who and Slow.step >= begins
+    time.sleep(5 * NAP_S if is_slow else NAP_S)
+
+
+class Slow(Callback):
+    """Knows which rank is slow, and the step."""
+
+    who = rank = step = 0
+
+    def on_train_start(self, trainer, module):
+        Slow.rank, Slow.step = trainer.global_rank, 0
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        Slow.step = trainer.global_step
+
+
+class Samples(Dataset):
+    def __init__(self, slow):
+        self.slow = slow
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        nap("data", self.slow)
+        return torch.ones(2)
+
+
+class NappingSGD(torch.optim.SGD):
+    slow = ""
+
+    def step(self, closure=None):
+        nap("optimizer", self.slow)
+        return super().step(closure)
+
+
+class Net(Module):
+    def __init__(self, slow, begins=0):
+        super().__init__()
+        self.slow, self.begins = slow, begins
+        self.net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+
+    def training_step(self, batch):
+        nap("forward", self.slow, self.begins)
+        loss = self.net(batch.repeat(2, 1)).square().mean()
+        loss.register_hook(lambda gradient: nap("backward", self.slow))
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = NappingSGD(self.parameters(), lr=0.01)
+        optimizer.slow = self.slow
+        return optimizer
+
+
+class Meet(Callback):
+    """Makes all ranks wait for each other once more in each step, before its forward."""
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        trainer.strategy.barrier()
+
+
+def fit(rank, slow, who=1, begins=0, options=None):
+    Slow.who, detection = who, StragglerDetection(**QUICK)
+    num_steps = begins + NUM_STEPS
+    options = {"max_epochs": 1, "max_steps": num_steps, "callbacks": [Slow(), Meet(), detection], **(options or {})}
+    trainer = rank.trainer(**options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(Net(slow, begins), DataLoader(Samples(slow)))
+    found = [str(each.message) for each in caught if "StragglerDetection" in str(each.message)]
+    return detection.stragglers, detection.seconds, found
+
+
+@pytest.mark.parametrize("slow", PHASES[:4])
+def test_the_slow_rank_is_named_with_its_phase(slow):
+    """And what the other one waits for it, in the barrier and for its buffers, counts nowhere."""
+    (first, seconds, warned), (second, _, none) = TWO.run(fit, slow, 0)
+    [straggler] = first
+    assert (straggler.rank, straggler.phase) == (0, slow)
+    assert first == second  # all ranks know
+    assert straggler.own_s >= 5 * NAP_S
+    assert straggler.share > 0.5
+    assert seconds[0][slow] >= 5 * NAP_S
+    assert all(seconds[1][phase] < seconds[0][slow] / 2 for phase in PHASES)
+    [warning] = warned
+    assert warning.startswith(f"StragglerDetection: Rank 0 on {straggler.host} is ")
+    assert f"mostly in {slow}: it takes " in warning
+    assert not none  # rank 0 warns, once
+
+
+def test_the_line_is_named():
+    found = [stragglers for stragglers, _, _ in THREE.run(fit, "forward", 2)]
+    assert found[0] == found[1] == found[2]
+    [straggler] = found[0]
+    assert straggler.rank == 2
+    assert Path(straggler.line.partition(":")[0]).name == Path(__file__).name
+    assert straggler.line.endswith(" in nap")
+    assert str(straggler).endswith(f" Most of that time it is at {straggler.line}.")
+
+
+def test_a_rank_that_becomes_slow_is_compared_with_itself():
+    [(stragglers, _, warned), _] = TWO.run(fit, "forward", 1, 12)
+    [straggler] = stragglers
+    assert straggler.since == 12
+    assert straggler.before_s < straggler.own_s / 2
+    assert " since step 12, mostly in forward: it takes " in warned[0]
+    assert ", and took " in warned[0]
+
+
+def spin(rank):
+    class Spinning(Net):
+        def training_step(self, batch):
+            ends_s = time.thread_time() + (5 * NAP_S if rank.number == 1 else NAP_S)
+            while time.thread_time() < ends_s:
+                pass
+            return self.net(batch.repeat(2, 1)).square().mean()
+
+    detection = StragglerDetection(**QUICK)
+    trainer = rank.trainer(max_epochs=1, max_steps=NUM_STEPS, callbacks=[detection])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(Spinning(""), DataLoader(Samples("")))
+    return [(each.rank, each.phase) for each in detection.stragglers], detection.seconds
+
+
+def test_strategies_that_wait_within_forward_are_compared_by_what_they_compute():
+    for found, seconds in SHARDED.run(spin):
+        assert found == [(1, "forward")]
+        assert seconds[0]["forward"] < 3 * NAP_S
+        assert seconds[1]["hooks"] == 0
+
+
+def fit_others(rank):
+    found = []
+    for module in (Manual(), Closure()):
+        detection = StragglerDetection(every_n_steps=1, every_s=0)
+        trainer = rank.trainer(max_epochs=1, callbacks=[detection], limit_val_batches=0)
+        trainer.fit(module, loader())
+        found.append([phase for phase, seconds in detection.seconds[0].items() if seconds])
+    return found
+
+
+class Manual(Tiny):
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(self(batch[0]).square().mean())
+        self.optimizers().step()
+
+
+class Closure(Tiny):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters())
+
+
+def test_phases_that_cant_be_told_apart_arent_measured():
+    assert TWO.run(fit_others) == 2 * [[["data"], ["data", "forward", "backward", "hooks"]]]
+
+
+def accumulate(rank):
+    options = {"max_epochs": 2, "max_steps": NUM_STEPS, "accumulate_grad_batches": 2}
+    return fit(rank, "data", 0, 0, options | {"callbacks": [Slow(), detection := StragglerDetection(**QUICK)]}), [
+        detection.stragglers,
+        detection.seconds,
+    ]
+
+
+def test_a_window_of_batches_is_read_together():
+    """All ranks then agree on their sizes, and wait for who reads slowly."""
+    for _, (stragglers, seconds) in TWO.run(accumulate):
+        assert [(each.rank, each.phase) for each in stragglers] == [(0, "data")]
+        assert seconds[1]["data"] < seconds[0]["data"] / 2
+
+
+def log(rank, folder):
+    Slow.who, detection = 1, StragglerDetection(**QUICK)
+    logger = CSVLogger(folder)
+    trainer = rank.trainer(max_epochs=1, max_steps=NUM_STEPS, callbacks=[Slow(), detection], logger=logger)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(Net("forward"), DataLoader(Samples("forward")))
+    return trainer.log_dir, [str(each) for each in detection.stragglers]
+
+
+def test_times_are_logged_and_written(tmp_path):
+    (folder, named), _ = TWO.run(log, tmp_path)
+    content = json.loads((Path(folder) / "ranks.json").read_text(encoding="utf-8"))
+    assert content["phases"] == PHASES
+    assert [row.partition(",")[0] for row in content["rows"]] == ["rank 0", "rank 1"]
+    assert content["named"] == named
+    assert len(named) == 1
+    assert [column["first_step"] for column in content["columns"]] == [*range(2, NUM_STEPS, 2)]
+    assert [column["last_step"] for column in content["columns"]] == [*range(4, NUM_STEPS + 1, 2)]
+    assert all(column["seconds"][1][1] > column["seconds"][0][1] for column in content["columns"])
+    assert "stragglers/behind" in (Path(folder) / "metrics.csv").read_text(encoding="utf-8").splitlines()[0]
+
+
+def test_one_process_has_nothing_to_compare(tmp_path):
+    detection = StragglerDetection(every_n_steps=1, every_s=0, dirpath=tmp_path)
+    trainer = make_trainer(tmp_path, detection, max_epochs=1, limit_val_batches=0)
+    trainer.fit(Tiny(), loader())
+    assert detection.seconds == detection.stragglers == []
+    assert not (tmp_path / "ranks.json").exists()
+
+
+class Elastic(SingleDeviceStrategy):
+    @property
+    def capabilities(self):
+        return super().capabilities | Capability.ELASTIC
+
+
+class Split(Tiny):
+    tensor_parallel_plan = {"layer": "rowwise"}
+
+
+def fit_split(rank):
+    with pytest.raises(UnsupportedError, match=r"of 2 ranks of MeshParallelStrategy only 1 do\. Leave the callback"):
+        rank.trainer(max_epochs=1, limit_val_batches=0, callbacks=StragglerDetection()).fit(Split(), loader())
+
+
+def test_ranks_with_different_work_are_refused(tmp_path):
+    with pytest.raises(UnsupportedError, match=r"^StragglerDetection compares ranks that step together, and those of"):
+        make_trainer(tmp_path, StragglerDetection(), strategy=Elastic("cpu")).fit(Tiny(), loader())
+    Backend(lambda: MeshParallelStrategy(tensor=2), num_processes=2, data_parallel_size=1).run(fit_split)
+
+
+@pytest.mark.parametrize("options", [{"behind": 0}, {"every_n_steps": 0}, {"every_s": -1}])
+def test_wrong_arguments_are_refused(options):
+    with pytest.raises(ConfigurationError, match=r"^StragglerDetection\(behind=.*: expected a share above 0, 1 step"):
+        StragglerDetection(**options)
+
+
+def windows(num_windows, noise, num_ranks=2, **slow):
+    """Windows of times that jump by so much, lognormally, and from one on a rank is slow in its first phase."""
+    generator = torch.Generator().manual_seed(slow.get("seed", 0))
+    times = RankTimes(0.05)
+    for number in range(num_windows):
+        seconds = 0.01 * torch.exp(noise * torch.randn(num_ranks, 5, generator=generator, dtype=torch.float64))
+        if number >= slow.get("begins", 10**9):
+            seconds[1, 0] += slow["share"] * 0.05
+        times.add(20 * number, seconds)
+        yield times.find()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+def test_ten_percent_are_found_in_eight_windows(num_ranks):
+    for seed in range(10):
+        found = list(windows(24, 0.03, num_ranks, begins=10, share=0.1, seed=seed))
+        assert not any(found[:15])
+        assert [(each.rank, each.phase) for each in found[-1]] == [(1, 0)]
+        assert 180 <= found[-1][0].since <= 220
+        assert any(found[:18])  # eight windows later
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.3, 1.0])
+def test_times_that_jump_name_nobody(noise):
+    for num_ranks in (2, 4):
+        assert not any(windows(200, noise, num_ranks))

@@ -180,7 +180,8 @@ def outcome_of(run: Run) -> dict:
             command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600, check=False
         )
         if not target.exists():
-            raise RuntimeError(f"{run} failed:\n{done.stderr[-3000:]}")
+            print(done.stderr[-3000:], file=sys.stderr)
+            return {"found": [], "error": True}
         return json.loads(target.read_text(encoding="utf-8"))
 
 
@@ -188,6 +189,8 @@ def judge(run: Run, outcome: dict) -> str:
     """`right`, or what is wrong."""
     found = [(each["rank"], each["phase"]) for each in outcome["found"]]
     wanted = [(run.rank, run.phase)] if run.phase else []
+    if "error" in outcome:
+        return "failed"
     if found == wanted:
         return "right"
     if not found:
@@ -210,10 +213,8 @@ def main() -> None:
         return
     runs = [*slow_runs(arguments.strategy), *healthy_runs(arguments.healthy, arguments.strategy)]
     runs = [run for run in runs if arguments.only in str(run)]
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(arguments.load)]
-    table = Table(
-        "run", "outcome", "behind", "steps since", "seconds since", "line", title=f"load {os.getloadavg()[0]:.1f}"
-    )
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(arguments.load)]
+    table = Table("run", "outcome", "behind", "steps since", "seconds since", "line")
     counts: dict[str, list[bool]] = {"slow": [], "healthy": []}
     try:
         with ThreadPoolExecutor(arguments.at_once) as pool:
@@ -231,8 +232,9 @@ def main() -> None:
         for process in busy:
             process.kill()
     Console(width=180).print(table)
+    loads = ", ".join(f"{each:.0f}" for each in os.getloadavg())
     for kind, right in counts.items():
-        print(f"{kind}: {sum(right)} of {len(right)} right")
+        print(f"{kind}: {sum(right)} of {len(right)} right; load averages {loads}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core_report import run_summary
+from core_report import goodput_bars, run_summary
 from core_report.chart import colour_class
 from core_report.html_parts import badge, page, table, text, written_as
 from core_report.page import charts, flat, left_out
@@ -31,6 +31,7 @@ def _body(runs: Sequence[RunRecord]) -> Iterator[str]:
     yield f"<h1>{len(runs)} runs of {text(_experiments(runs))}</h1>"
     yield from _progress(runs)
     yield from _results(runs, settings, bests, differ)
+    yield from goodput_bars.section((_name(runs, number), run) for number, run in enumerate(runs))
     keys = (_key(runs, number) for number in range(len(runs)))
     yield f'<div class="legend">{"".join(keys)}</div>'
     yield from left_out(f"{run.name}: {sentence}" for run in runs for sentence in run.left_out)
@@ -98,8 +99,11 @@ def _lines(runs: Sequence[RunRecord]) -> dict[str, dict[int, Series]]:
 
 
 def _key(runs: Sequence[RunRecord], number: int) -> str:
-    """The colour of a run, and its name; that of the experiment too, where there are several."""
-    run = runs[number]
+    """The colour of a run, and its name."""
+    return f'<span class="named"><span class="key {colour_class(number)}"></span>{text(_name(runs, number))}</span>'
+
+
+def _name(runs: Sequence[RunRecord], number: int) -> str:
+    """The name of a run; that of the experiment too, where there are several."""
     is_alone = len({each.experiment for each in runs}) == 1
-    name = run.folder.resolve().name if is_alone else run.name
-    return f'<span class="named"><span class="key {colour_class(number)}"></span>{text(name)}</span>'
+    return runs[number].folder.resolve().name if is_alone else runs[number].name

@@ -46,11 +46,19 @@ td.number, th.number { text-align: right; }
 .runs td:first-child, .runs th:first-child { background: Canvas; left: 0; position: sticky; }
 .legend { background: Canvas; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; padding: .5rem 0; position: sticky; }
 .legend { font-size: .9rem; top: 0; z-index: 1; }
+.keys { display: flex; flex-wrap: wrap; font-size: .9rem; gap: .2rem 1.1rem; padding: .5rem 0; }
 .charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(27rem, 100%), 1fr)); }
 figure { border: 1px solid var(--quiet); border-radius: .5rem; margin: 0; min-width: 0; padding: .75rem; }
 figcaption { margin-bottom: .4rem; overflow-wrap: anywhere; }
 figcaption small { display: block; }
 svg { display: block; height: auto; overflow: visible; width: 100%; }
+.strip { align-items: center; display: grid; gap: 0 .8rem; grid-template-columns: 11rem 1fr 7rem; margin: .25rem 0; }
+.strip span { font-size: .9rem; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+.strip svg { background: var(--soft); height: 1.1rem; }
+rect.hot { fill: #d1242f; }
+rect.cold { fill: #2f81f7; }
+.key.hot { background: #d1242f; }
+.key.cold { background: #2f81f7; }
 svg text { fill: currentColor; font-size: 11px; opacity: .75; }
 .axis { fill: none; stroke: #888; }
 .grid { fill: none; stroke: var(--soft); }
@@ -62,6 +70,8 @@ svg text { fill: currentColor; font-size: 11px; opacity: .75; }
 summary { cursor: pointer; }
 @media (max-width: 40rem) {
   svg text { font-size: 14px; }
+  .strip { grid-template-columns: 1fr auto; margin: .5rem 0; }
+  .strip svg { grid-column: 1 / -1; grid-row: 2; }
   .stacked, .stacked tbody { display: block; }
   .stacked tr { border-bottom: 1px solid var(--quiet); display: block; padding: .4rem 0; }
   .stacked tr:first-child { display: none; }

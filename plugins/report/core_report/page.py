@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from core.cli import size_text
-from core_report import run_summary, timeline_chart
+from core_report import goodput_bars, ranks_chart, run_summary, timeline_chart
 from core_report.html_parts import badge, cards, figure, page, table, text, written_as
 
 if TYPE_CHECKING:
@@ -22,16 +22,17 @@ def render(run: RunRecord) -> str:
 
 
 def charts(metrics: Mapping[str, Mapping[int, Series]], first: Iterable[str]) -> Iterator[str]:
-    """Charts of all metrics, in groups: results, throughput, memory.
+    """Charts of all metrics, in groups: results, throughput, memory, goodput, ranks.
 
     Args:
         metrics: by name, the lines of each by the number of their colour.
         first: names of metrics to begin with.
     """
     order = dict.fromkeys([*first, *metrics])
-    left = {name: metrics[name] for name in order if name != "epoch"}  # which is a clock, and no result
+    left = {name: metrics[name] for name in order if not goodput_bars.has(name)}
+    left.pop("epoch", None)  # which is a clock, and no result
     groups = {}
-    for title, prefix in zip(("Throughput", "Memory and device"), run_summary.APART, strict=True):
+    for prefix, title in run_summary.APART.items():
         groups[title] = {name: left.pop(name) for name in [*left] if name.startswith(prefix)}
     for title, found in {"Metrics": left, **groups}.items():
         if found:
@@ -56,9 +57,11 @@ def flat(value: Any) -> str:
 def _body(run: RunRecord) -> Iterator[str]:
     yield from _head(run)
     yield from _best(run)
+    yield from goodput_bars.section([("this run", run)])
     yield from left_out(run.left_out)
     yield from charts({name: {0: series} for name, series in run.metrics.items()}, run_summary.best_of(run))
     yield from timeline_chart.section(run.timeline)
+    yield from ranks_chart.section(run.ranks)
     versions = run.facts.get("versions")
     yield '<div class="beside">'
     yield from _named("Hyperparameters", run.hparams)

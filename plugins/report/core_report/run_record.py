@@ -56,6 +56,7 @@ class RunRecord:
         hparams: from `hparams.json`.
         facts: from `run.json`: decisions, versions, machine and time.
         timeline: from `timeline.json`, which a callback may have left.
+        ranks: likewise from `ranks.json`.
         checkpoints: by name.
         changed_at_s: seconds since 1970 at which a file of the logger was written last.
     """
@@ -66,6 +67,7 @@ class RunRecord:
     hparams: Mapping[str, Any]
     facts: Mapping[str, Any]
     timeline: Mapping[str, Any]
+    ranks: Mapping[str, Any]
     checkpoints: list[CheckpointRecord]
     changed_at_s: float
 
@@ -118,6 +120,7 @@ def read_run(folder: Path) -> RunRecord:
         hparams=_read_object(folder / "hparams.json"),
         facts=_read_object(folder / "run.json"),
         timeline=_read_object(folder / "timeline.json"),
+        ranks=_read_object(folder / "ranks.json"),
         checkpoints=_find_checkpoints(folder),
         changed_at_s=max(times),
     )

@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 _LESS_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae")
 _MORE_IS_BETTER = ("acc", "f1", "auc", "auroc", "bleu", "precision", "recall", "score")
-APART = ("throughput/", "device/")
-"""Beginnings of the names that tell of speed and memory, and not of results."""
+APART = {
+    "throughput/": "Throughput",
+    "device/": "Memory and device",
+    "goodput/": "Goodput so far",
+    "stragglers/": "Slowest rank",
+}
+"""Beginnings of the names of metrics that aren't results, and the headings of their charts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,7 @@ def _number(value: Any) -> float | None:
 
 
 def _guess(name: str) -> Literal["min", "max"] | None:
-    if name.startswith(APART):
+    if name.startswith(tuple(APART)):
         return None
     words = name.lower()
     if any(word in words for word in _LESS_IS_BETTER):

@@ -31,8 +31,8 @@ class Goodput(Callback):
     | `saves` | checkpoints: from a checkpoint's state being collected to the next hook of the loop |
     | `lost` | from the save that a run has gone on from to the beginning of the process that has gone on |
 
-    Shares of all time, restarts included, are logged every `log_every_n_steps` as `goodput/useful` and so on, and
-    printed in a line when `fit` ends.
+    Shares of all time, restarts included, are logged every `log_every_n_steps` and when `fit` ends, as `goodput/useful`
+    and so on, and then printed in a line.
 
     Attributes:
         seconds: of each part so far, over all restarts.
@@ -100,7 +100,7 @@ class Goodput(Callback):
         elif running is not None and running.ends_window and not running.manual:
             self._end_window("skipped" if running.optimizers else "useful")
         if step // self._every > before // self._every:
-            trainer.log_metrics({f"{_PREFIX}/{part}": share for part, share in self.shares.items()}, step)
+            self._log(trainer)
 
     def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """A validation begins; that before training belongs to the start."""
@@ -122,9 +122,10 @@ class Goodput(Callback):
         self._go_on_with("data")
 
     def on_fit_end(self, trainer: Trainer, module: nn.Module) -> None:
-        """Print the line."""
+        """Log the whole, and print the line."""
         self._go_on_with(None)
         self._end_window("skipped")
+        self._log(trainer)
         if self.verbose:
             trainer.print(str(self))
 
@@ -133,6 +134,10 @@ class Goodput(Callback):
         shares = self.shares
         rest = ", ".join(f"{part} {share:.1%}" for part, share in shares.items() if part != "useful" and share >= 5e-4)
         return f"Goodput {shares['useful']:.1%} of {sum(self.seconds.values()):.1f} s" + (f"; {rest}." if rest else ".")
+
+    def _log(self, trainer: Trainer) -> None:
+        shares = {f"{_PREFIX}/{part}": share for part, share in self.shares.items()}
+        trainer.log_metrics(shares, trainer.global_step)
 
     def _end_part(self) -> float:
         now_s = time.monotonic()

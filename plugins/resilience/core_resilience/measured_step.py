@@ -75,7 +75,7 @@ class MeasuredStep:
             self._handle.remove()
 
     def _call_at_end(self, gradient: Tensor) -> None:
-        """In backward. Be called at its end, before the wrapper, which asks for that later."""
+        """In backward. Register a call at its end, before that of the wrapper, which registers its own later."""
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(self._end_own_backward)
 

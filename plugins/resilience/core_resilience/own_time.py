@@ -69,7 +69,7 @@ class OwnTime:
         self._watched.append((target, name))
 
     def release(self) -> None:
-        """Let go of these objects."""
+        """Restore these objects."""
         self.drop()
         while self._watched:
             delattr(*self._watched.pop())

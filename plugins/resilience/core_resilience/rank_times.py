@@ -121,10 +121,11 @@ class RankTimes:
     def _find_beginning(self, rank: int, share: float) -> int:
         """The window with which the rank fell behind: before it come two in which it wasn't; 0 if there are none."""
         is_behind = [float(each[rank, -1]) > max(self._behind, share) / 2 for each in self._excess]
-        first = len(is_behind) - NUM_WINDOWS
+        first = max(0, len(is_behind) - NUM_WINDOWS)
         while first > 0 and any(is_behind[max(0, first - 2) : first]):
             first -= 1
-        first += [*is_behind[first:], True].index(True)
+        while first < len(is_behind) - 1 and not is_behind[first]:
+            first += 1
         return first if first >= 2 else 0
 
 

@@ -270,6 +270,7 @@ def windows(num_windows, noise, num_ranks=2, **slow):
         if number >= slow.get("begins", 10**9):
             seconds[1, 0] += slow["share"] * 0.05
         times.add(20 * number, seconds)
+        times.find(NUM_WINDOWS // 2)
         yield times.find()
 
 

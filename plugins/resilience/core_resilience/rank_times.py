@@ -119,14 +119,15 @@ class RankTimes:
         )
 
     def _find_beginning(self, rank: int, share: float) -> int:
-        """The window with which the rank fell behind: before it come two in which it wasn't; 0 if there are none."""
-        is_behind = [float(each[rank, -1]) > max(self._behind, share) / 2 for each in self._excess]
-        first = max(0, len(is_behind) - NUM_WINDOWS)
-        while first > 0 and any(is_behind[max(0, first - 2) : first]):
-            first -= 1
-        while first < len(is_behind) - 1 and not is_behind[first]:
-            first += 1
-        return first if first >= 2 else 0
+        """The window with which the rank fell behind; 0 if it was so from the start.
+
+        The excess has one level before and another one after: the split that leaves the least distances from the two.
+        """
+        excess = torch.stack([*self._excess])[:, rank, -1]
+        splits = range(2, len(excess) - NUM_WINDOWS // 2 + 1)
+        first = min(splits, key=lambda place: _spread(excess[:place]) + _spread(excess[place:]), default=0)
+        is_jump = first and float(excess[first:].quantile(0.5) - excess[:first].quantile(0.5)) > share / 2
+        return first if is_jump else 0
 
 
 class PictureOfRanks:
@@ -150,6 +151,10 @@ def _joined(pair: Sequence[tuple[int, int, Tensor]]) -> tuple[int, int, Tensor]:
     (first, middle, before), (_, last, after) = pair
     share = (middle - first) / (last - first) if last > first else 0.5
     return first, last, before * share + after * (1 - share)
+
+
+def _spread(values: Tensor) -> float:
+    return float((values - values.quantile(0.5)).abs().sum())
 
 
 def _others(values: Tensor) -> Tensor:

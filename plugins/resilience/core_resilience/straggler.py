@@ -16,7 +16,7 @@ class Straggler:
         line: of the program in which that phase was seen most often; empty if that isn't known.
         share: that the rank's own time of a step is longer, of the others' at the median.
         step: optimizer steps before it was named.
-        since: likewise before it began, as far as is known; 0 if it was so from the start.
+        since: likewise before it began; before the first ones that were compared if it was so from the start.
         own_s: seconds of the rank in that phase of a batch.
         others_s: likewise of the other ranks, at the median.
         before_s: likewise of the rank before it began; None if it was so from the start.

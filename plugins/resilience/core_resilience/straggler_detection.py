@@ -126,6 +126,7 @@ class StragglerDetection(Callback):
         self._hosts = strategy.broadcast(strategy.gather_objects(socket.gethostname()))
         self._times, self._picture = RankTimes(self.behind), PictureOfRanks()
         self._named: set[int] = set()
+        self._suspects: dict[int, str] = {}
         self._num_batches, self._window, self._num_windows = 0, self.every_n_steps, 0
         self._began_s = time.monotonic()
         self._begins_at, self._written_s = trainer.global_step, time.monotonic()
@@ -211,12 +212,13 @@ class StragglerDetection(Callback):
     def _judge(self, trainer: Trainer, own: OwnTime) -> None:
         """All ranks, which have the same numbers, and so decide alike."""
         self._named -= {rank for rank, share in enumerate(self._times.shares()) if share < self.behind / 2}
-        for each in self._times.find():
-            if each.rank not in self._named:
+        found = [each for each in self._times.find() if each.rank not in self._named]
+        suspects = {each.rank: PHASES[each.phase] for each in [*self._times.find(NUM_WINDOWS // 2), *found]}
+        for each in found:
+            if each.rank in self._suspects:  # its line was looked for, for a window at least
                 self._name(each, trainer)
-        suspects = {each.rank: each for each in self._times.find(NUM_WINDOWS // 2)}
-        suspect = suspects.get(trainer.strategy.global_rank)
-        wanted = None if suspect is None or suspect.rank in self._named else PHASES[suspect.phase]
+        self._suspects = {rank: phase for rank, phase in suspects.items() if rank not in self._named}
+        wanted = self._suspects.get(trainer.strategy.global_rank)
         if self._sampler is not None and self._sampler.wanted != wanted:
             self._end_sampler()
         if wanted is not None and self._sampler is None:

@@ -14,6 +14,7 @@ from core.callbacks import Callback, StragglerDetection
 from core.loggers import CSVLogger
 from core.strategies import SingleDeviceStrategy
 from core_parallel import MeshParallelStrategy
+from core_resilience.clocks import DeviceClock
 from core_resilience.rank_times import NUM_WINDOWS, RankTimes
 from core_testing import Backend
 from support.tiny import Tiny, loader, make_trainer
@@ -132,9 +133,9 @@ def test_the_line_is_named():
 def test_a_rank_that_becomes_slow_is_compared_with_itself():
     [(stragglers, _, warned), _] = TWO.run(fit, "forward", 1, 12)
     [straggler] = stragglers
-    assert straggler.since == 12
+    assert 8 <= straggler.since <= 16  # a window has two steps
     assert straggler.before_s < straggler.own_s / 2
-    assert " since step 12, mostly in forward: it takes " in warned[0]
+    assert f" since step {straggler.since}, mostly in forward: it takes " in warned[0]
     assert ", and took " in warned[0]
 
 
@@ -234,6 +235,19 @@ def test_one_process_has_nothing_to_compare(tmp_path):
     assert not (tmp_path / "ranks.json").exists()
 
 
+@pytest.mark.gpu
+def test_a_gpu_is_measured_in_its_queue():
+    clock = DeviceClock()
+    matrix = torch.ones(4096, 4096, device="cuda")
+    torch.cuda.synchronize()
+    begin, began_s = clock.mark(), time.perf_counter()
+    for _ in range(50):
+        matrix @ matrix
+    queued_s = time.perf_counter() - began_s
+    passed_s = clock.seconds(begin, clock.mark())
+    assert queued_s < passed_s <= time.perf_counter() - began_s
+
+
 class Elastic(SingleDeviceStrategy):
     @property
     def capabilities(self):
@@ -282,6 +296,13 @@ def test_ten_percent_are_found_in_eight_windows(num_ranks):
         assert [(each.rank, each.phase) for each in found[-1]] == [(1, 0)]
         assert 180 <= found[-1][0].since <= 220
         assert any(found[:18])  # eight windows later
+
+
+def test_a_rank_that_is_slow_from_the_start_has_no_time_before():
+    [*_, [found]] = windows(24, 0.03, begins=0, share=0.1)
+    assert (found.since, found.before) == (0, None)
+    assert found.share == pytest.approx(0.1, abs=0.02)
+    assert found.seconds - found.others == pytest.approx(0.005, abs=0.001)
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.3, 1.0])

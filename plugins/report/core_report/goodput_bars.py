@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from core_report.chart import colour_class
-from core_report.strips import Part, legend, strip
+from core_report.strips import BarPart, legend, strip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ def section(runs: Iterable[tuple[str, RunRecord]]) -> Iterator[str]:
     yield from legend({part: _COLOURS.get(part, _OTHER) for part in kinds})
     for name, shares in found:
         parts = (
-            Part(colour_class(_COLOURS.get(part, _OTHER)), share, f"{part}: {share:.1%}")
+            BarPart(colour_class(_COLOURS.get(part, _OTHER)), share, f"{part}: {share:.1%}")
             for part, share in shares.items()
         )
         yield strip(name, parts, f"{shares.get('useful', 0.0):.1%} useful")

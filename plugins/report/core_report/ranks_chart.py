@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from core_report.chart import colour_class, short_number
 from core_report.html_parts import table, text
-from core_report.strips import Part, legend, strip
+from core_report.strips import BarPart, legend, strip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ def _map(columns: Sequence[_Column], rows: Sequence[str], shown: Sequence[int]) 
             for each, middle in zip(columns, middles, strict=True)
         ]
         parts = (
-            Part(
+            BarPart(
                 "hot" if share > 0 else "cold",
                 span / whole,
                 f"step {short_number(each.first_step)} to {short_number(each.last_step)}: {share:+.1%}",
@@ -90,7 +90,7 @@ def _bars(
     longest = max(map(sum, means)) or 1.0
     for rank in shown:
         parts = (
-            Part(colour_class(number), seconds / longest, f"{phases[number]}: {_milliseconds(seconds)}")
+            BarPart(colour_class(number), seconds / longest, f"{phases[number]}: {_milliseconds(seconds)}")
             for number, seconds in enumerate(means[rank])
         )
         yield strip(rows[rank], parts, _milliseconds(sum(means[rank])))

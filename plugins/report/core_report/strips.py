@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _WIDTH = 1000
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A part of a bar.
 
     Attributes:
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     opacity: float = 1.0
 
 
-def strip(name: str, parts: Iterable[Part], note: str) -> str:
+def strip(name: str, parts: Iterable[BarPart], note: str) -> str:
     """A row: name, bar and note.
 
     Args:

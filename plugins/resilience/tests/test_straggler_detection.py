@@ -236,6 +236,7 @@ def test_one_process_has_nothing_to_compare(tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.device_count(), reason="needs a CUDA device")
 def test_a_gpu_is_measured_in_its_queue():
     clock = DeviceClock()
     matrix = torch.ones(4096, 4096, device="cuda")

@@ -30,7 +30,7 @@ class Behind:
     Attributes:
         rank: its number.
         phase: number of the phase that makes most of it.
-        share: of a step's own time, that the rank takes longer than the others.
+        share: of a step's own time at the median of all ranks, that the rank takes longer than the others.
         since: step after which it began, as far as is known.
         seconds: of the rank in that phase of a batch.
         others: likewise of the other ranks, at the median.

@@ -14,7 +14,7 @@ class Straggler:
         host: its machine.
         phase: that makes most of it: `data`, `forward`, `backward`, `optimizer` or `hooks`.
         line: of the program in which that phase was seen most often; empty if that isn't known.
-        share: that the rank's own time of a step is longer, of the others' at the median.
+        share: of a step's own time at the median of all ranks, by which that of the rank is longer than the others'.
         step: optimizer steps before it was named.
         since: likewise before it began; before the first ones that were compared if it was so from the start.
         own_s: seconds of the rank in that phase of a batch.

@@ -135,8 +135,8 @@ class StragglerDetection(Callback):
         self._own.leave_out_of(strategy, "background_collectives", _WAITS_OF_LINE)
 
     def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """All ranks. A loader is opened, or a save is over, which is no part of a step."""
-        self._begin(None)
+        """All ranks. The end of an epoch and the opening of a loader are no part of a step."""
+        self._drop()
 
     def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
         """All ranks. The batch is there."""
@@ -172,11 +172,11 @@ class StragglerDetection(Callback):
 
     def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks. A validation is no part of a step."""
-        self._begin(None)
+        self._drop()
 
     def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """All ranks. A save is no part of a step: one rank writes, or each waits for all."""
-        self._begin(None)
+        self._drop()
 
     def on_train_end(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks. Write the file, and release the run."""
@@ -189,6 +189,10 @@ class StragglerDetection(Callback):
     def _begin(self, phase: str | None) -> None:
         if self._own is not None:
             self._own.begin(phase)
+
+    def _drop(self) -> None:
+        if self._own is not None:
+            self._own.drop()
 
     def _end_window(self, trainer: Trainer, own: OwnTime) -> None:
         """All ranks. Exchange the window's times, and judge."""

@@ -28,9 +28,6 @@ class MPSAccelerator(TorchDeviceAccelerator):
             return Absent("this torch was built without MPS")
         return Found(1, cls.priority) if torch.backends.mps.is_available() else Absent("this machine has no Metal GPU")
 
-    def setup_device(self, device: torch.device) -> None:
-        """Do nothing: there is one device."""
-
     def synchronize(self, device: torch.device) -> None:
         """Wait until the GPU has done all the work that was queued."""
         torch.mps.synchronize()

@@ -43,6 +43,11 @@ class UniformPrecision(Precision):
         self.name = _NAMES[dtype]
         self.formats = NumberFormats(parameter=dtype, compute=dtype, reduce=dtype, buffer=dtype)
 
+    def connect(self, strategy: object) -> None:
+        """Refuse float64 on mps by a `ConfigurationError`; see `Precision.connect`."""
+        if self.dtype == torch.float64 and "mps" in (each.type for each in getattr(strategy, "parallel_devices", ())):
+            raise ConfigurationError("precision='64-true': Apple's GPUs have no float64. Use accelerator='cpu' for it.")
+
     def init_context(self) -> DefaultDtype:
         """A context in which new tensors get the dtype. May be entered repeatedly, and inside itself."""
         return DefaultDtype(self.dtype)

@@ -1,0 +1,74 @@
+"""Apple's GPU, simulated: torch's own device type `mps`, with what torch documents of it, computed by the host."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from accelerators import simulated_metal
+from core import ConfigurationError, Fabric
+from core_testing import programs
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    if torch.backends.mps.is_built():
+        pytest.skip("this torch was built with Metal")
+    if simulated_metal.COMPILER is None:
+        pytest.skip("the simulation is compiled, and there is no compiler")
+    folder = tmp_path_factory.mktemp("mps")
+    command = [sys.executable, Path(__file__).with_name("mps_program.py"), simulated_metal.build(folder), folder]
+    done = programs.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_run_equals_one_on_the_cpu(facts):
+    for name, (found, expected) in facts["runs"].items():
+        assert (found.pop("device"), expected.pop("device")) == ("mps:0", "cpu"), name
+        assert found["weights"] == expected["weights"], name
+        # Under autocast a loss is float32 there, and bfloat16 on the CPU.
+        assert found["logged"] == pytest.approx(expected["logged"], rel=1e-2 if "mixed" in name else 1e-6), name
+
+
+@pytest.mark.slow
+def test_float16_is_scaled(facts):
+    (expected, _), found = facts["runs"]["as it is"], facts["scaled"]
+    # The scale is too large at first, and the steps until it fits are left out.
+    assert found["logged"]["train_loss"] == pytest.approx(expected["logged"]["train_loss"], rel=0.05)
+
+
+@pytest.mark.slow
+def test_checkpoints_go_both_ways(facts):
+    expected = facts["runs"]["as it is"][0]["weights"]
+    assert facts["resumed"] == {"mps, cpu": expected, "cpu, mps": expected}
+
+
+@pytest.mark.slow
+def test_it_is_chosen_where_it_is(facts):
+    assert facts["automatic"] == ["mps:0", "mps:0"]
+    assert facts["memory"] == ["allocated_bytes", "driver_allocated_bytes", "recommended_max_bytes"]
+    assert facts["random"]
+
+
+@pytest.mark.slow
+def test_what_it_cannot_do_is_refused_by_name(facts):
+    refused = facts["refused"]
+    assert "Apple's GPUs have no float64" in refused["64-true"]
+    assert "accelerator='cpu'" in refused["64-true"]
+    for name in ("ddp", "fsdp"):
+        assert "can't train on mps" in refused[name]
+
+
+def test_float64_is_refused_before_any_work(monkeypatch):
+    for name in ("is_built", "is_available"):
+        monkeypatch.setattr(torch.backends.mps, name, lambda: True)
+    for sketch in ("32-true", "16-true"):
+        assert Fabric(accelerator="mps", precision=sketch).device == torch.device("mps", 0)
+    with pytest.raises(ConfigurationError, match=r"Apple's GPUs have no float64. Use accelerator='cpu'"):
+        Fabric(accelerator="mps", precision="64-true")
+    assert Fabric(accelerator="cpu", precision="64-true").device.type == "cpu"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +26,9 @@ class TerminateHandler:
         """Install the handler by `std::set_terminate`, if the C++ library is there."""
         self._function, self._pid, self._previous = function, os.getpid(), None
         self._set: Any = None
-        if sys.platform == "linux":
-            with suppress(OSError, AttributeError):
-                # The compiler's name for void (*std::set_terminate(void (*)()))().
-                self._set = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
+        with suppress(OSError, AttributeError):
+            # The compiler's name for void (*std::set_terminate(void (*)()))().
+            self._set = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
         if self._set is not None:
             self._set.argtypes, self._set.restype = [ctypes.c_void_p], ctypes.c_void_p
             _made.append(_Handler(self._on_terminate))

@@ -204,7 +204,8 @@ def _extrapolated(one: int, two: int, world_size: int) -> int:
 
 
 def _available_bytes() -> int:
-    pages = os.sysconf("SC_AVPHYS_PAGES")
+    # macOS doesn't say how many are free.
+    pages = os.sysconf("SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES")
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -156,7 +156,9 @@ class Goodput(Callback):
 
 
 def _age_of_process_s() -> float:
-    """Seconds since this process began, from the kernel's table, whose clock counts from the boot."""
+    """Seconds since this process began, from the kernel's table, whose clock counts from the boot; 0 without one."""
+    if not os.path.exists("/proc/self/stat"):
+        return 0.0
     fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     began_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s)

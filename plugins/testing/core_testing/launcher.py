@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -147,7 +148,7 @@ class LauncherConformance(Conformance[Launcher]):
     def _assert_nobody_lives(self, folder: Path) -> None:
         pids = {int(path.name.rpartition("-")[2]) for path in folder.glob("pid-*")}
         assert pids
-        alive = [pid for pid in pids if Path(f"/proc/{pid}").exists() and not _is_zombie(pid)]
+        alive = [pid for pid in pids if _lives(pid)]
         assert not alive, f"processes are left: {alive}"
 
 
@@ -162,8 +163,12 @@ class _Ended:
         assert self.code == 0, f"it ended with code {self.code}:\n{self.errors}"
 
 
-def _is_zombie(pid: int) -> bool:
+def _lives(pid: int) -> bool:
+    """True unless a process has ended, if only its parent hasn't heard of it yet."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is gone now, or there is no /proc
+        return not Path("/proc/self").exists()

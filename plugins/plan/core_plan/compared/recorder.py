@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import resource
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,7 +159,8 @@ class RunRecorder:
         stats = self.strategy.accelerator.memory_stats(self.strategy.root_device)
         peak = stats.get("peak_allocated_bytes", stats.get("peak_resident_bytes"))
         if peak is None:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            unit = 1 if sys.platform == "darwin" else 1024
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         self._record["peak_memory_bytes"] = int(peak)
         self._record["memory_of"] = "device" if "peak_allocated_bytes" in stats else "process"
 

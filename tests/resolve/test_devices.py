@@ -1,12 +1,11 @@
 """Every form of `devices` and `num_nodes`, on a fake accelerator with four devices."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
 
 from core import ConfigurationError, DeviceError
+from core.accelerators import CPUAccelerator
 from core.resolve import resolve
 from resolve.resolve_fakes import FourDevices, ManyDevices
 
@@ -46,7 +45,7 @@ def test_forms(devices, indices):
     ("devices", "number", "reason"),
     [
         ("auto", 1, "auto: cpu takes 1"),
-        (-1, len(os.sched_getaffinity(0)), "devices=-1 stands for all that are here"),
+        (-1, CPUAccelerator.detect().count, "devices=-1 stands for all that are here"),
     ],
 )
 def test_automatic_is_one_process_on_a_cpu_and_all_is_one_a_core(devices, number, reason):

@@ -164,7 +164,7 @@ class _Ended:
 
 
 def _lives(pid: int) -> bool:
-    """True unless a process has ended, if only its parent hasn't heard of it yet."""
+    """True unless a process has ended; one that waits for its parent to ask has."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

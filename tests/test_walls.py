@@ -200,7 +200,7 @@ def test_a_name_is_one_class():
 
 def test_folders_of_tests_mirror_the_rooms():
     """But for those whose subject isn't a room, and what several share."""
-    others = {"by_hand", "conformance", "downstream", "examples", "site", "support"}
+    others = {"by_hand", "conformance", "downstream", "examples", "macos", "site", "support"}
     places = [place for glob in ("tests/*", "tests/trainer/*") for place in ROOT.glob(glob) if any(place.glob("*.py"))]
     folders = {place.relative_to(ROOT / "tests") for place in places if place.name not in others}
     assert sorted(str(folder) for folder in folders if not (ROOT / "core" / folder).is_dir()) == []

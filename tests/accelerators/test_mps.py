@@ -67,8 +67,8 @@ def test_what_it_cannot_do_is_refused_by_name(facts):
 def test_float64_is_refused_before_any_work(monkeypatch):
     for name in ("is_built", "is_available"):
         monkeypatch.setattr(torch.backends.mps, name, lambda: True)
-    for sketch in ("32-true", "16-true"):
-        assert Fabric(accelerator="mps", precision=sketch).device == torch.device("mps", 0)
+    for precision in ("32-true", "16-true"):
+        assert Fabric(accelerator="mps", precision=precision).device == torch.device("mps", 0)
     with pytest.raises(ConfigurationError, match=r"Apple's GPUs have no float64. Use accelerator='cpu'"):
         Fabric(accelerator="mps", precision="64-true")
     assert Fabric(accelerator="cpu", precision="64-true").device.type == "cpu"

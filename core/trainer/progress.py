@@ -57,11 +57,6 @@ class Progress:
         """True if the validation that may be due at this batch has been made."""
         return self.validated_batch == self.batch
 
-    @property
-    def num_unfinished(self) -> int:
-        """Batches since the last optimizer step, of an accumulation window that isn't complete."""
-        return self.batch - self.window_start
-
     def end_epoch(self) -> None:
         """Go on with the next epoch."""
         self.epoch += 1
@@ -99,4 +94,5 @@ class Progress:
         self.epoch_is_trained = self.epoch_is_ending = self.epoch_is_over = self.is_recut = False
         self.window_start = self.batch
         self.validated_batch = self.batch if state["is_validated"] else -1
-        self._earlier_s, self._began_s = state["elapsed_s"], None
+        if self._began_s is None:  # a clock that runs goes on
+            self._earlier_s = state["elapsed_s"]

@@ -238,7 +238,7 @@ class Run:
 
     def count_unfinished(self) -> int:
         """Batches of a window whose optimizer step is still to come."""
-        return self.progress.num_unfinished if self.trains else 0
+        return self.progress.batch - self.progress.window_start if self.trains else 0
 
     # metrics --------------------------------------------------------------------------------------------------------
 

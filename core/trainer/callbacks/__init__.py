@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from core.trainer.callbacks.progress_bar.rich_progress_bar import RichProgressBar
     from core.trainer.callbacks.timer import Timer
     from core.trainer.hooks.callback import Callback
-    from core.trainer.hooks.state_keeper import StateKeeper
+    from core.trainer.hooks.state_keeper import GoBack, StateKeeper
 
 __all__ = [
     "Callback",
     "EarlyStopping",
+    "GoBack",
     "LambdaCallback",
     "ModelCheckpoint",
     "ModelSummary",

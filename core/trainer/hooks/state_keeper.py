@@ -8,6 +8,14 @@ if TYPE_CHECKING:
     from core.contract import CheckpointIO, PathLike
 
 
+class GoBack(Exception):
+    """Raised by a callback on all ranks, between two optimizer steps: `fit` goes on from a state that it has saved."""
+
+    def __init__(self, path: PathLike) -> None:
+        super().__init__(path)
+        self.path = path
+
+
 @runtime_checkable
 class StateKeeper(Protocol):
     """A callback that keeps states by itself, from which `fit(ckpt_path="last")` may continue.

@@ -48,11 +48,10 @@ def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[object]]:
     return list(optimizers), list(schedulers)
 
 
-def restore(run: Run) -> None:
-    """All ranks. Load the checkpoint that the user named, if any."""
-    if run.trains:
+def restore(run: Run, *, begins: bool = True) -> None:
+    """All ranks. Load the checkpoint that the user named, if any; or the state to which a `fit` that runs goes back."""
+    if run.trains and begins:
         run.events.emit("on_fit_start")
-        run.logged.train.begin_epoch()
         run.progress.restart_epoch()
     if run.ckpt_path is not None:
         from core.trainer.state import snapshot  # who resumes nothing waits for none of it

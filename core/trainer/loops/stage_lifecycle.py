@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import HangError, ModuleError
 from core.trainer.hooks.events import Events
+from core.trainer.hooks.state_keeper import GoBack
 from core.trainer.logging import rank_loggers
-from core.trainer.loops import run_facts
+from core.trainer.loops import run_facts, set_up
 from core.trainer.loops.evaluate import evaluate
 from core.trainer.loops.fit import FitLoop
 from core.trainer.loops.predict import predict
@@ -33,9 +35,6 @@ from core.trainer.views.trainer_views import TrainerViews
 from core.watch import explain, phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from core.contract import Stage
     from core.trainer.run import Run
 
 
@@ -69,7 +68,9 @@ def _run(run: Run, crosses_processes: bool) -> Any:
             run.events.emit("setup", run.stage)
             run.ckpt_path = find_checkpoint(run, run.ckpt_path)
             run.profiled("setup_strategy", _set_up)(run)
-            result = _BODIES[run.stage](run)
+            if run.trains:
+                _fit(run)
+            result = None if run.trains else _evaluate(run)
         rank_loggers.finalize(run.publisher.loggers)
         if crosses_processes:
             from core.trainer.state.worker_result import WorkerResult
@@ -163,8 +164,7 @@ def _fit(run: Run) -> None:
         run_facts.log_facts(run)
         run.described_module = run.module
     _sanity_check(run)
-    loop = FitLoop(run)
-    loop.run()
+    loop = _train(run)
     with phase("end of fit"):
         run.events.emit("on_fit_end")
     if not has_ended:
@@ -178,6 +178,22 @@ def _fit(run: Run) -> None:
         rank_loggers.leave_no_folder(run.publisher.loggers)
 
 
+def _train(run: Run) -> FitLoop:
+    """Train to the end. A callback may go back to a state of this run: all but the time is as in a run that resumes."""
+    loop = FitLoop(run)
+    while True:
+        try:
+            loop.run()
+            return loop
+        except GoBack as asked:
+            path = asked.path
+        run.end()
+        run.is_running, run.ckpt_path, run.resume, run.pending_saves = True, path, None, []
+        run.logged.begin_stage()
+        run.progress.start_clock()
+        set_up.restore(run, begins=False)
+
+
 def _sanity_check(run: Run) -> None:
     if not run.loaders.validation or not run.options.num_sanity_val_steps or run.ckpt_path is not None:
         return
@@ -185,27 +201,21 @@ def _sanity_check(run: Run) -> None:
     place = run.strategy.accelerator, run.strategy.root_device
     random_state = collect_random_state(*place)  # training must not depend on whether this was done
     run.events.emit("on_sanity_check_start")
-    with run.loaders.limited_validation(run.options.num_sanity_val_steps) as loaders:
-        evaluate(run, "validation", loaders)
+    most = run.options.num_sanity_val_steps
+    evaluate(run, "validation", [each.limited(math.inf if most < 0 else most) for each in run.loaders.validation])
     run.events.emit("on_sanity_check_end")
     restore_random_state(random_state, *place)
     run.logged.forget_epoch_values()
     run.sanity_checking = False
 
 
-def _validate(run: Run) -> list[dict[str, float]]:
+def _evaluate(run: Run) -> object:
     print_beginning(run)
+    if run.stage == "predict":
+        return predict(run, run.loaders.predict, returns=run.returns_predictions)
+    if run.stage == "test":
+        return evaluate(run, "test", run.loaders.test)
     return evaluate(run, "validation", run.loaders.validation)
-
-
-def _test(run: Run) -> list[dict[str, float]]:
-    print_beginning(run)
-    return evaluate(run, "test", run.loaders.test)
-
-
-def _predict(run: Run) -> list[object] | None:
-    print_beginning(run)
-    return predict(run, run.loaders.predict, returns=run.returns_predictions)
 
 
 def _return_to_step(run: Run) -> None:
@@ -214,11 +224,3 @@ def _return_to_step(run: Run) -> None:
     run.progress.batch -= unfinished
     run.progress.total_batches -= unfinished
     run.progress.epoch_is_ending = False
-
-
-_BODIES: dict[Stage | None, Callable[[Run], object]] = {
-    "fit": _fit,
-    "validate": _validate,
-    "test": _test,
-    "predict": _predict,
-}

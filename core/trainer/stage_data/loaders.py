@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -286,14 +285,6 @@ class Loaders:
             )
         limited = f", or {role.limit}={limit!r} left none" if limit is not None else ""
         return f"The {role.name} loader gives no batch: its data set is empty, or drop_last dropped all of it{limited}."
-
-    # validation in between ------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def limited_validation(self, num_batches: int) -> Iterator[list[StageLoader]]:
-        """The validation loaders with a few batches each; -1 for all."""
-        limit = _UNKNOWN if num_batches < 0 else num_batches
-        yield [loader.limited(limit) for loader in self.validation]
 
     # position -------------------------------------------------------------------------------------------------------
 

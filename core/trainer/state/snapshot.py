@@ -102,7 +102,8 @@ def load(run: Run, path: PathLike) -> None:
             _prepare_callbacks(run, content)
             if resume.takes("schedulers"):
                 with sections.restoring("schedulers", path):
-                    _check_schedulers(run, content)
+                    schedulers = [item.scheduler for item in strategy.lr_schedulers]
+                    check_schedulers(schedulers, content.get("lr_schedulers", []), content.get("schedulers", []))
 
     own = (callback.storage_of(path) for callback in run.callbacks if isinstance(callback, StateKeeper))
     with _by(run, next(filter(None, own), None)):
@@ -224,11 +225,6 @@ def _check_optimizers(saved: dict[str, Any], num_made: int, path: PathLike) -> N
             "saved after fit had returned may hold none: let ModelCheckpoint save, or save in a hook such as "
             "on_train_end."
         )
-
-
-def _check_schedulers(run: Run, saved: dict[str, Any]) -> None:
-    schedulers = [item.scheduler for item in run.strategy.lr_schedulers]
-    check_schedulers(schedulers, saved.get("lr_schedulers", []), saved.get("schedulers", []))
 
 
 def _scheduler_state(item: Any) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A checkpoint of the newest step in the memory of every node, which outlives the processes and costs no disk."""
+"""The state after the last steps in the memory of every node, which outlives the processes and costs no disk."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ import stat
 import tempfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from core.callbacks import Callback, check_int
+from core.callbacks import Callback, GoBack, check_int
 from core.checkpoint import TorchCheckpointIO, to_plain, verify_checkpoint
-from core.contract import Capability, CheckpointError, CheckpointIO, ConfigurationError, UnsupportedError
+from core.contract import (
+    Capability,
+    CheckpointError,
+    CheckpointIO,
+    CheckpointNotFoundError,
+    ConfigurationError,
+    UnsupportedError,
+)
 from core.strategies import ParallelStrategy
 from core_neighbour.neighbour_io import NeighbourCheckpointIO
 
@@ -25,6 +32,8 @@ if TYPE_CHECKING:
     from core.contract import Collectives, PathLike
 
 _SHARED_MEMORY = "/dev/shm"  # the memory file system of Linux, in which every user makes folders
+_CANT_GO_BACK = Capability.OWNS_STEP | Capability.COMPILED_STEP | Capability.ELASTIC
+"""Engines, whose state isn't only what they load; programs that make several steps; ranks that come and go."""
 _SHARED_BY_ALL = ("model", "optimizers")
 """The sections of a checkpoint that replicas have alike; the others are rank 0's."""
 
@@ -39,12 +48,17 @@ class MemoryCheckpoint(Callback):
     Where ranks have all parameters alike, as under `ddp`, each node keeps its own copy, and only what rank 0 alone
     knows crosses the network. Where each has a shard, as under `fsdp`, each keeps its own, and gives it to the next
     node, so that two nodes that are lost at once may be too many.
+
+    With `go_back` a callback goes on from one of the last states, in the same processes and the same `fit`.
+
+    Attributes:
+        kept: optimizer steps after which states of this run are kept, oldest first; the same on all ranks.
     """
 
     runs_last = True
     _shards: NeighbourCheckpointIO | None = None
 
-    def __init__(self, every_n_train_steps: int = 1, folder: PathLike | None = None) -> None:
+    def __init__(self, every_n_train_steps: int = 1, folder: PathLike | None = None, *, keep: int = 1) -> None:
         """Create the callback.
 
         Args:
@@ -54,11 +68,14 @@ class MemoryCheckpoint(Callback):
                 n steps at most.
             folder: a local folder in memory; None is that of the variable `CORE_MEMORY_FOLDER`, or `/dev/shm`, or the
                 temporary folder where there is none.
+            keep: the last states that are kept, each of which takes as much memory.
         """
         check_int("MemoryCheckpoint", "every_n_train_steps", every_n_train_steps, least=1, meaning="a number of steps")
-        self.every_n_train_steps = every_n_train_steps
+        check_int("MemoryCheckpoint", "keep", keep, least=1, meaning="a number of states")
+        self.every_n_train_steps, self.keep = every_n_train_steps, keep
+        self.kept: list[int] = []
         self._folder = folder
-        self._step_seen = 0
+        self._step_seen = self._held_step = 0
 
     def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse strategies whose ranks differ, and can't say in what, or can't tell each other.
@@ -86,8 +103,8 @@ class MemoryCheckpoint(Callback):
             )
 
     def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
-        """Release the process group, which ends."""
-        self._shards = None
+        """Release the process group, which ends, and what was known of its run."""
+        self._shards, self.kept, self._held_step = None, [], 0
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Forget what an earlier run has left, if this one begins anew."""
@@ -102,6 +119,45 @@ class MemoryCheckpoint(Callback):
             return
         self._step_seen = step
         self._keep(trainer, step)
+
+    def hold(self, step: int) -> None:
+        """All ranks. Keep the newest state up to this step too, until this is called again."""
+        self._held_step = step
+
+    def go_back(self, trainer: Trainer, step: int | None = None) -> NoReturn:
+        """All ranks, in `on_train_batch_end` where no accumulation window has begun. Go on from a state that is kept.
+
+        Its module, optimizers, schedulers, random state, position in the data, callbacks and metrics are restored as
+        in a run that resumes, and the training loop begins again, with `on_train_start`. Later states are removed. A
+        state that is damaged on any node is passed over.
+
+        Args:
+            trainer: that runs `fit`.
+            step: the newest state up to this step, by what rank 0 says; None for the newest.
+
+        Raises:
+            GoBack: always, but for what follows; `fit` catches it.
+            CheckpointNotFoundError: no such state is kept.
+            UnsupportedError: the strategy can't go back.
+            ConfigurationError: an accumulation window has begun.
+        """
+        check_goes_back("MemoryCheckpoint", trainer)
+        if trainer.count_unfinished():
+            raise ConfigurationError(
+                "MemoryCheckpoint.go_back was called within an accumulation window, whose gradients belong to no state."
+                " Call it in on_train_batch_end where trainer.count_unfinished() is 0."
+            )
+        strategy = trainer.strategy
+        most = strategy.broadcast(trainer.global_step if step is None else step)
+        found = self._newest_of(trainer, [each for each in self.kept if each <= most])
+        if found is None:
+            raise CheckpointNotFoundError(
+                f"MemoryCheckpoint keeps no state up to step {most}: it has those after steps {self.kept}. Keep more "
+                "(keep=...), or more often."
+            )
+        self.kept = [each for each in self.kept if each <= found]
+        self._remove_others(trainer)
+        raise GoBack(self._own_folder(trainer) / _name_of(found))
 
     def on_fit_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Forget it: training has come to its end."""
@@ -147,16 +203,34 @@ class MemoryCheckpoint(Callback):
         return self._shards
 
     def _keep(self, trainer: Trainer, step: int) -> None:
-        """All ranks. Write the new one, then remove the old one."""
+        """All ranks. Write the new one, then remove those that aren't to be kept any more."""
         strategy = trainer.strategy
         path = self._own_folder(trainer, make=True) / _name_of(step)
         storage = self._shards_of(trainer) or _OnEachNode(writes=strategy.local_rank == 0)
         with trainer.profile("save_in_memory"):
             trainer.save_snapshot(path, storage)
-        if strategy.local_rank == 0:
-            for old in path.parent.iterdir():
-                if path.name not in old.name:  # it is part of the name of its digest
+        held = [each for each in (*self.kept, step) if each <= self._held_step][-1:]
+        self.kept = sorted({*held, *[*self.kept, step][-self.keep :]})
+        self._remove_others(trainer)
+
+    def _remove_others(self, trainer: Trainer) -> None:
+        """Remove from this node what isn't kept."""
+        if trainer.strategy.local_rank == 0:
+            names = tuple(map(_name_of, self.kept))
+            for old in self._own_folder(trainer).iterdir():
+                if not any(name in old.name for name in names):  # it is part of the name of its digest
                     shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+    def _newest_of(self, trainer: Trainer, steps: list[int]) -> int | None:
+        """All ranks. The newest of these states that is whole on all nodes."""
+        strategy, folder = trainer.strategy, self._own_folder(trainer)
+        if (shards := self._shards_of(trainer)) is not None:
+            names = {_name_of(step) for step in steps}
+            found = shards.newest(folder, collectives=trainer.session.collectives, names=names)
+            return None if found is None else _step_of(Path(found[0]))
+        here = {step for step in steps if _is_whole(folder / _name_of(step))}
+        everywhere = set.intersection(*(strategy.broadcast(strategy.gather_objects(here)) or [here]))
+        return max(everywhere, default=None)
 
     def _newest_own(self, trainer: Trainer) -> Path | None:
         kept = sorted(self._own_folder(trainer).glob("step-*.ckpt"), key=_step_of, reverse=True)
@@ -193,6 +267,25 @@ class MemoryCheckpoint(Callback):
                 f"MemoryCheckpoint: there is no folder {os.fspath(given)!r}. Make it, or pass another."
             )
         return Path(given)
+
+
+def check_goes_back(who: str, trainer: Trainer) -> None:
+    """Refuse strategies that can't go back to a state within `fit`.
+
+    Args:
+        who: goes back.
+        trainer: with the strategy.
+
+    Raises:
+        UnsupportedError: it is one of those.
+    """
+    strategy = trainer.strategy
+    if strategy.capabilities & _CANT_GO_BACK or Capability.BIT_EXACT_RESUME not in strategy.capabilities:
+        raise UnsupportedError(
+            f"{who} can't go back under {type(strategy).__name__}, which steps by itself, or doesn't go on from a "
+            "state exactly. Use a strategy such as ddp or fsdp, or end the run and go on from a checkpoint.",
+            capability=Capability.BIT_EXACT_RESUME,
+        )
 
 
 class _OnEachNode(CheckpointIO):

@@ -13,7 +13,7 @@ from core.contract import CheckpointError, CheckpointIO, CheckpointNotFoundError
 from core_neighbour import node_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Container, Iterable
 
     from core.checkpoint.building_blocks import ChunkRead
     from core.contract import Collectives, PathLike
@@ -83,15 +83,23 @@ class NeighbourCheckpointIO(CheckpointIO):
         if not ring.agree(problem is None):
             _raise_together(ring.direct, problem, path)
 
-    def newest(self, parent: PathLike, *, collectives: Collectives) -> tuple[str, int] | None:
+    def newest(
+        self, parent: PathLike, *, collectives: Collectives, names: Container[str] | None = None
+    ) -> tuple[str, int] | None:
         """All ranks. Name, and nanoseconds since 1970, of the newest checkpoint in a folder that is complete.
 
         Every byte is read and verified, each on one rank. `load_checkpoint` loads what was found last.
+
+        Args:
+            parent: the folder, on this node.
+            collectives: the ranks that call this together.
+            names: of checkpoints that may be it; None for any.
         """
         ring = self._connected(collectives)
         own = node_parts.find(Path(parent), ring.share)
         offers = ring.direct.broadcast_object(ring.direct.gather_objects(own))
-        found = node_parts.complete(part for offer in offers for part in offer)
+        parts = (part for offer in offers for part in offer)
+        found = node_parts.complete(part for part in parts if names is None or part.checkpoint in names)
         self._found, self._holders = found or {}, {}
         if found is None:
             return None

@@ -1,0 +1,316 @@
+"""A run that goes back to a kept state ends as if it had never gone on from it."""
+
+import os
+import random
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from core import Capability, ConfigurationError, DataModule, Module, Trainer, UnsupportedError
+from core.callbacks import Callback, EarlyStopping, GoBack, MemoryCheckpoint, ModelCheckpoint
+from core.contract import CheckpointNotFoundError
+from core.strategies import SingleDeviceStrategy
+from core_parallel import MeshParallelStrategy
+from core_testing import Backend
+from support.resuming import on_ranks
+from support.small_nets import QUIET
+
+pytestmark = pytest.mark.filterwarnings("ignore:EarlyStopping")
+BACKENDS = {
+    "ddp": Backend(lambda: "ddp", num_processes=2),
+    "fsdp": Backend(lambda: "fsdp", num_processes=2),
+    "parallel": Backend(lambda: MeshParallelStrategy(data=2, shard=2), num_processes=4),
+}
+NUM_SAMPLES = 48
+STEPS_PER_EPOCH = 6
+SHUFFLED = {"shuffle": True}
+
+
+class Samples(Dataset):
+    """Augmented with all three generators."""
+
+    rows = torch.randn(NUM_SAMPLES, 4, generator=torch.Generator().manual_seed(5))
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        return self.rows[index] + random.random() + numpy.random.rand() + torch.rand(())
+
+
+class Stream(IterableDataset):
+    """Without a position of its own: it is read again."""
+
+    def __iter__(self):
+        for _ in range(NUM_SAMPLES):
+            yield torch.rand(4) + random.random()
+
+
+class Net(Module):
+    """Dropout, Adam, a scheduler by step and one by epoch, and something logged in every way."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 4))
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.net(batch).square().mean()
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.seen.append((self.current_epoch, batch_idx, self.global_step, loss.item()))
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.net(batch).square().mean() * torch.rand(()))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
+        by_step = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+        by_epoch = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        return [optimizer], [{"scheduler": by_step, "interval": "step"}, by_epoch]
+
+
+class Data(DataModule):
+    def __init__(self, make, **options):
+        super().__init__()
+        self.make, self.options = make, options
+
+    def train_dataloader(self):
+        return DataLoader(self.make(), **self.options)
+
+    def val_dataloader(self):
+        return DataLoader(Samples(), 12)
+
+
+class Alone:
+    """This process, as the only rank."""
+
+    backend = Backend(lambda: "single_device")
+
+    def trainer(self, strategy="auto", **options):
+        return Trainer(strategy=strategy, **QUIET | {"limit_val_batches": 1.0} | options)
+
+
+class Back(Callback):
+    """Goes back once after step `at`: to `to` says rank 0, which counts, and others say more."""
+
+    def __init__(self, memory, at, to):
+        self.memory, self.at, self.to = memory, at, to
+        self.starts, self.asked, self.kept = [], 0, []
+
+    def on_train_start(self, trainer, module):
+        self.starts.append(trainer.global_step)
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.global_step == self.at and not self.asked and not trainer.count_unfinished():
+            self.asked, self.kept = 1, list(self.memory.kept)
+            self.memory.go_back(trainer, self.to and self.to + trainer.global_rank)
+
+
+class Everything(Callback):
+    """What training ends with on this rank, with the files that a ModelCheckpoint has saved."""
+
+    def __init__(self, saved):
+        self.saved = saved
+
+    def on_train_end(self, trainer, module):
+        tensors = [*module.parameters(), *module.buffers()]
+        for optimizer in trainer.strategy.optimizers:
+            tensors += [value for state in optimizer.state.values() for value in state.values()]
+        tensors = [getattr(each.detach(), "to_local", each.detach)().clone() for each in tensors]
+        self.tensors = [*tensors, torch.get_rng_state(), torch.tensor(random.random()), torch.rand(3)]
+        progress, callbacks = trainer.progress, trainer.callbacks
+        self.rest = {
+            "position": (progress.epoch, progress.batch, progress.global_step, progress.total_batches),
+            "schedulers": [item.scheduler.state_dict() for item in trainer.strategy.lr_schedulers],
+            "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()},
+            "callbacks": [each.state_dict() for each in callbacks if isinstance(each, EarlyStopping)],
+            "files": {name.removesuffix(".ckpt").removesuffix("-v1") for name in os.listdir(self.saved)},
+        }
+
+
+def fit(rank, folder, to=None, at=None, keep=3, every=1, data=Samples, loader=SHUFFLED, **options):
+    """Three epochs, or as many as EarlyStopping wants; `at` a step it goes back."""
+    random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+    memory, saved = MemoryCheckpoint(every, folder, keep=keep), os.path.join(folder, "saved" if at else "never")
+    back, everything = Back(memory, at, to), Everything(saved)
+    saver, stopping = (
+        ModelCheckpoint(saved, every_n_train_steps=4, save_top_k=-1),
+        EarlyStopping("val_loss", patience=9),
+    )
+    callbacks = [back, stopping, memory, saver, everything]
+    given = {"max_epochs": 3, "enable_checkpointing": True, "default_root_dir": folder, **options}
+    trainer = rank.trainer(callbacks=callbacks, **given)
+    module, size = Net(), NUM_SAMPLES // STEPS_PER_EPOCH // rank.backend.num_processes
+    trainer.fit(module, datamodule=Data(data, batch_size=size, **loader))
+    return back, module.seen, everything
+
+
+def straight_and_back(rank, folder, case):
+    straight = fit(rank, folder, **{**case, "at": None})
+    back = fit(rank, folder, **case)
+    return straight[1:], back
+
+
+def check(results, *, at, begins, per_step=1):
+    for (seen, expected), (back, seen_again, found) in results:
+        assert back.starts == [0, begins]
+        assert seen_again == seen[: at * per_step] + seen[begins * per_step :]
+        assert found.rest == expected.rest
+        for one, other in zip(found.tensors, expected.tensors, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow), pytest.param("parallel", marks=pytest.mark.slow)]
+)
+def test_a_run_goes_back_as_if_it_had_not_gone_on(tmp_path, strategy):
+    results = BACKENDS[strategy].run(straight_and_back, tmp_path, {"at": 9, "to": 5, "keep": 5})
+    check(results, at=9, begins=5)  # over the beginning of an epoch, with a validation and a file in between
+    assert results[0][1][0].kept == [4, 5, 6, 7, 8]
+
+
+CASES = {
+    "within an epoch": ({"at": 10, "to": 8}, 8, 1),
+    "to the newest": ({"at": 10}, 9, 1),
+    "to the newest that is old enough": ({"at": 11, "every": 4, "to": 10}, 8, 1),
+    "after its last batch": ({"at": 8, "to": 6}, 6, 1),
+    "accumulated": ({"at": 4, "to": 2, "accumulate_grad_batches": 2}, 2, 2),
+    "a stream": ({"at": 9, "to": 8, "data": Stream, "loader": {}}, 8, 1),
+    "workers": (
+        {"at": 10, "to": 8, "loader": {"num_workers": 1, "persistent_workers": True}, "seed_samples": True},
+        8,
+        1,
+    ),
+    "other loaders in each epoch": ({"at": 9, "to": 5, "keep": 6, "reload_dataloaders_every_n_epochs": 1}, 5, 1),
+    "with a bar": ({"at": 9, "to": 8, "enable_progress_bar": True}, 8, 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_wherever_it_is_and_goes_to(tmp_path, case):
+    options, begins, per_step = CASES[case]
+    results = [straight_and_back(Alone(), tmp_path, options)]
+    check(results, at=options["at"], begins=begins, per_step=per_step)
+    assert not list(tmp_path.glob("core-*"))  # nothing is left of a run that has ended
+
+
+class Damages(Callback):
+    """Damages a kept state of one node before the run goes back."""
+
+    def __init__(self, folder, at, damaged):
+        self.folder, self.at, self.damaged = folder, at, damaged
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.global_step == self.at and trainer.global_rank == 1:
+            [path] = self.folder.rglob(f"step-*{self.damaged}.ckpt")
+            for file in path.glob("*.data") if path.is_dir() else [path]:
+                file.write_bytes(file.read_bytes()[:-1] + b"x")
+
+
+def fit_on_node(memory, strategy):
+    """A node for each rank, with a memory of its own."""
+    rank = os.environ["RANK"]
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": rank}
+    memory = MemoryCheckpoint(folder=memory[int(rank)], keep=4)
+    back = Back(memory, 5, 4)
+    callbacks = [Damages(memory._folder, 5, 4), back, memory]
+    trainer = Trainer(**QUIET, strategy=strategy, max_epochs=1, callbacks=callbacks, devices=1, num_nodes=2)
+    trainer.fit(Net(), datamodule=Data(Samples, batch_size=4))
+    return back.starts, back.kept
+
+
+@pytest.mark.parametrize(("strategy", "begins"), [("ddp", 3), pytest.param("fsdp", 4, marks=pytest.mark.slow)])
+def test_what_is_damaged_on_one_node_is_passed_over_by_all(tmp_path, strategy, begins):
+    memory = [tmp_path / "first", tmp_path / "second"]
+    for folder in memory:
+        folder.mkdir()
+    # Of shards the next node has a copy.
+    assert on_ranks(2, fit_on_node, memory, strategy) == [([0, begins], [1, 2, 3, 4])] * 2
+
+
+class Watches(Callback):
+    """Holds a state after some steps, and tells which are kept, on the node too."""
+
+    def __init__(self, memory, holds):
+        self.memory, self.holds, self.kept = memory, holds, []
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        files = sorted(path.name for path in self.memory._folder.glob("core-*/*.ckpt"))
+        assert files == [f"step-{step:012}.ckpt" for step in self.memory.kept]
+        self.kept.append(list(self.memory.kept))
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.global_step in self.holds:
+            self.memory.hold(trainer.global_step)
+
+
+def test_the_last_ones_are_kept_and_one_that_is_held(tmp_path):
+    memory = MemoryCheckpoint(2, tmp_path, keep=2)
+    watches = Watches(memory, holds=[3, 7])
+    Alone().trainer(max_steps=13, callbacks=[memory, watches]).fit(Net(), datamodule=Data(Samples, batch_size=4))
+    assert watches.kept == [
+        *([], [], [2], [2], [2, 4], [2, 4], [2, 4, 6], [2, 4, 6], [6, 8], [6, 8], [6, 8, 10], [6, 8, 10], [6, 10, 12])
+    ]
+    assert memory.kept == []
+
+
+class BackAtOnce(Callback):
+    def __init__(self, memory, at=2, to=None):
+        self.memory, self.at, self.to = memory, at, to
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx + 1 == self.at:
+            self.memory.go_back(trainer, self.to)
+
+
+class Engine(SingleDeviceStrategy):
+    adds = lacks = Capability.NONE
+
+    @property
+    def capabilities(self):
+        return (super().capabilities | self.adds) & ~self.lacks
+
+
+def fit_at_once(folder, back=BackAtOnce, strategy="auto", **options):
+    memory = MemoryCheckpoint(folder=folder)
+    trainer = Alone().trainer(strategy, max_steps=9, callbacks=[memory, back(memory)], **options)
+    trainer.fit(Net(), datamodule=Data(Samples, batch_size=4))
+
+
+def test_without_such_a_state_there_is_no_way_back(tmp_path):
+    with pytest.raises(CheckpointNotFoundError, match=r"no state up to step 0: it has those after steps \[1\]\. Keep"):
+        fit_at_once(tmp_path, lambda memory: BackAtOnce(memory, 2, 0))
+    assert list(tmp_path.iterdir())  # it is still there
+
+
+def test_within_a_window_there_is_no_way_back(tmp_path):
+    with pytest.raises(ConfigurationError, match="within an accumulation window"):
+        fit_at_once(tmp_path, lambda memory: BackAtOnce(memory, 3), accumulate_grad_batches=2)
+
+
+@pytest.mark.parametrize("change", [{"adds": Capability.OWNS_STEP}, {"lacks": Capability.BIT_EXACT_RESUME}])
+def test_a_strategy_that_cant_go_back_says_so(tmp_path, change):
+    strategy = Engine()
+    vars(strategy).update(change)
+    with pytest.raises(UnsupportedError, match=r"^MemoryCheckpoint can't go back under Engine, which steps by itself"):
+        fit_at_once(tmp_path, strategy=strategy)
+
+
+def test_outside_of_training_it_is_an_error(tmp_path):
+    class Late(Callback):
+        def on_fit_end(self, trainer, module):
+            raise GoBack(tmp_path)
+
+    with pytest.raises(GoBack):
+        Alone().trainer(max_steps=1, callbacks=Late()).fit(Net(), datamodule=Data(Samples, batch_size=4))
+
+
+@pytest.mark.parametrize("keep", [0, True, 1.5])
+def test_a_wrong_number_is_refused(keep):
+    with pytest.raises(ConfigurationError, match="keep"):
+        MemoryCheckpoint(keep=keep)

@@ -187,8 +187,7 @@ def _train(run: Run) -> FitLoop:
             return loop
         except GoBack as asked:
             path = asked.path
-        run.end()
-        run.is_running, run.ckpt_path, run.resume, run.pending_saves = True, path, None, []
+        run.ckpt_path, run.resume, run.pending_saves = path, None, []
         run.logged.begin_stage()
         run.progress.start_clock()
         set_up.restore(run, begins=False)

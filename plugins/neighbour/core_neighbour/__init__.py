@@ -6,7 +6,7 @@ Trainer(strategy="fsdp", num_nodes=4, callbacks=MemoryCheckpoint()).fit(net, ckp
 """
 
 from core_neighbour._version import __version__
-from core_neighbour.memory_checkpoint import MemoryCheckpoint
+from core_neighbour.memory_checkpoint import MemoryCheckpoint, check_goes_back
 from core_neighbour.neighbour_io import NeighbourCheckpointIO
 
-__all__ = ["MemoryCheckpoint", "NeighbourCheckpointIO", "__version__"]
+__all__ = ["MemoryCheckpoint", "NeighbourCheckpointIO", "__version__", "check_goes_back"]

@@ -228,7 +228,8 @@ class MemoryCheckpoint(Callback):
             names = {_name_of(step) for step in steps}
             found = shards.newest(folder, collectives=trainer.session.collectives, names=names)
             return None if found is None else _step_of(Path(found[0]))
-        here = {step for step in steps if _is_whole(folder / _name_of(step))}
+        # The first rank of a node has written them, perhaps after the others came here.
+        here = {step for step in steps if strategy.local_rank or _is_whole(folder / _name_of(step))}
         everywhere = set.intersection(*(strategy.broadcast(strategy.gather_objects(here)) or [here]))
         return max(everywhere, default=None)
 

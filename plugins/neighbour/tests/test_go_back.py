@@ -2,6 +2,7 @@
 
 import os
 import random
+from pathlib import Path
 
 import numpy
 import pytest
@@ -96,26 +97,37 @@ class Alone:
 
 
 class Back(Callback):
-    """Goes back once after step `at`: to `to` says rank 0, which counts, and others say more."""
+    """Goes back once after step `at`: to `to` says rank 0, which counts, and others say less."""
 
     def __init__(self, memory, at, to):
         self.memory, self.at, self.to = memory, at, to
-        self.starts, self.asked, self.kept = [], 0, []
+        self.starts, self.asked, self.kept, self.asked_at_s = [], 0, [], 0.0
 
     def on_train_start(self, trainer, module):
         self.starts.append(trainer.global_step)
+        assert trainer.progress.elapsed_s >= self.asked_at_s  # time isn't put back
+        assert not self.asked or self.memory.kept[-1] == trainer.global_step
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.local_rank:
+            return  # the first rank of a node writes
+        files = sorted(path.name for path in Path(self.memory._folder).glob("core-*/*.ckpt"))
+        assert files == [f"step-{step:012}.ckpt" for step in self.memory.kept]
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         if trainer.global_step == self.at and not self.asked and not trainer.count_unfinished():
-            self.asked, self.kept = 1, list(self.memory.kept)
-            self.memory.go_back(trainer, self.to and self.to + trainer.global_rank)
+            self.asked, self.kept, self.asked_at_s = 1, list(self.memory.kept), trainer.progress.elapsed_s
+            self.memory.go_back(trainer, self.to and self.to - trainer.global_rank)
 
 
 class Everything(Callback):
     """What training ends with on this rank, with the files that a ModelCheckpoint has saved."""
 
     def __init__(self, saved):
-        self.saved = saved
+        self.saved, self.epochs = saved, {}
+
+    def on_train_epoch_end(self, trainer, module):
+        self.epochs[trainer.current_epoch] = {name: value.item() for name, value in trainer.callback_metrics.items()}
 
     def on_train_end(self, trainer, module):
         tensors = [*module.parameters(), *module.buffers()]
@@ -127,7 +139,7 @@ class Everything(Callback):
         self.rest = {
             "position": (progress.epoch, progress.batch, progress.global_step, progress.total_batches),
             "schedulers": [item.scheduler.state_dict() for item in trainer.strategy.lr_schedulers],
-            "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()},
+            "epochs": self.epochs,
             "callbacks": [each.state_dict() for each in callbacks if isinstance(each, EarlyStopping)],
             "files": {name.removesuffix(".ckpt").removesuffix("-v1") for name in os.listdir(self.saved)},
         }
@@ -234,14 +246,12 @@ def test_what_is_damaged_on_one_node_is_passed_over_by_all(tmp_path, strategy, b
 
 
 class Watches(Callback):
-    """Holds a state after some steps, and tells which are kept, on the node too."""
+    """Holds a state after some steps, and tells which are kept."""
 
     def __init__(self, memory, holds):
         self.memory, self.holds, self.kept = memory, holds, []
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        files = sorted(path.name for path in self.memory._folder.glob("core-*/*.ckpt"))
-        assert files == [f"step-{step:012}.ckpt" for step in self.memory.kept]
         self.kept.append(list(self.memory.kept))
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
@@ -280,6 +290,40 @@ def fit_at_once(folder, back=BackAtOnce, strategy="auto", **options):
     memory = MemoryCheckpoint(folder=folder)
     trainer = Alone().trainer(strategy, max_steps=9, callbacks=[memory, back(memory)], **options)
     trainer.fit(Net(), datamodule=Data(Samples, batch_size=4))
+
+
+class Asks(Callback):
+    """Asks once for a checkpoint within an accumulation window."""
+
+    def __init__(self, path, at):
+        self.path, self.at = path, at
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.progress.total_batches == self.at:
+            trainer.save_checkpoint(self.path)
+            self.at = None
+
+
+def test_what_was_asked_for_after_the_state_is_not_saved(tmp_path):
+    memory = MemoryCheckpoint(folder=tmp_path, keep=2)
+    back = Back(memory, 3, 2)
+    callbacks = [Asks(tmp_path / "asked.ckpt", 5), back, memory]
+    trainer = Alone().trainer(max_epochs=1, callbacks=callbacks, accumulate_grad_batches=2)
+    trainer.fit(Net(), datamodule=Data(Samples, batch_size=8))
+    assert back.starts == [0, 2]
+    assert not (tmp_path / "asked.ckpt").exists()
+
+
+def test_a_run_that_took_only_weights_goes_back_to_all(tmp_path):
+    first = Alone().trainer(max_steps=2)
+    first.fit(Net(), datamodule=Data(Samples, batch_size=8))
+    first.save_checkpoint(tmp_path / "first.ckpt", weights_only=True)
+    memory = MemoryCheckpoint(folder=tmp_path, keep=2)
+    back = Back(memory, 4, 3)
+    Alone().trainer(max_steps=5, callbacks=[back, memory]).fit(
+        Net(), datamodule=Data(Samples, batch_size=8), ckpt_path=tmp_path / "first.ckpt", resume="weights"
+    )
+    assert back.starts == [0, 3]
 
 
 def test_without_such_a_state_there_is_no_way_back(tmp_path):

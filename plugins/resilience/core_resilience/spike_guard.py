@@ -1,9 +1,11 @@
-"""Skips the updates that bad batches would make."""
+"""Skips the updates that bad batches would make, or goes back to before them."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 
@@ -11,6 +13,7 @@ from core.callbacks import Callback
 from core.contract import Capability, ConfigurationError, CoreError, UnsupportedError
 from core.trainer import warn_caller
 from core_resilience.gradient_norms import join_norms, local_norms
+from core_resilience.kept_states import states_of
 from core_resilience.layout import has_all_gradients
 from core_resilience.recent_range import RecentRange
 from core_resilience.step_state import StepState
@@ -53,12 +56,18 @@ class SpikeGuard(Callback):
     random state are put back, so that the run goes on as if it had not seen the window's batches. What they logged
     stays logged. Each is counted in `spike_guard/skipped`.
 
+    With `on_spike="go_back"` the run goes back to a state of a `MemoryCheckpoint` from before the last `undo` updates,
+    whose batches are left out from then on, with those of the spike. The batches before them are trained again, to the
+    same weights. So the run equals one that never saw what is left out. Where no such state is kept, as in the first
+    steps, the update is skipped. That is counted in `spike_guard/returns`.
+
     A value is out of range by its distance from the median of the last ones in units of their deviation, the scaled
     median absolute deviation, or a tenth of the median where that is more. Of the losses of ranks the highest is
     compared with the highest ones before, and the lowest with the lowest. Values of skipped windows don't count.
 
     Attributes:
-        num_skipped: updates that were skipped, over all restarts.
+        num_skipped: updates that were judged bad, over all restarts.
+        num_returns: those of them from which the run went back.
     """
 
     _step: TrainingStep | None
@@ -66,6 +75,8 @@ class SpikeGuard(Callback):
     _losses: list[Tensor]
     _skips: bool | None
     _begins_window: bool
+    _returns_to: int | None
+    _window: list[tuple[int, int]]
 
     def __init__(
         self,
@@ -76,6 +87,8 @@ class SpikeGuard(Callback):
         least: int = 16,
         max_in_a_row: int = 3,
         max_skipped: int = 100,
+        on_spike: Literal["skip", "go_back"] = "skip",
+        undo: int = 1,
     ) -> None:
         """Create the callback.
 
@@ -84,8 +97,11 @@ class SpikeGuard(Callback):
             below: likewise below it.
             window: updates whose values make the recent range.
             least: updates that are made before any value is out of range.
-            max_in_a_row: updates skipped one after the other; one more ends the run.
-            max_skipped: updates skipped in all; one more ends the run.
+            max_in_a_row: bad updates one after the other; one more ends the run.
+            max_skipped: bad updates in all; one more ends the run.
+            on_spike: skip the update, or go back to a state that a `MemoryCheckpoint` keeps.
+            undo: good updates before the bad one that are undone where the run goes back, since they may have led to
+                it. Their batches are left out too.
 
         Raises:
             ConfigurationError: a bound that isn't positive, or a number below 1.
@@ -99,8 +115,15 @@ class SpikeGuard(Callback):
                 f"SpikeGuard(window={window!r}, least={least!r}, max_in_a_row={max_in_a_row!r}, "
                 f"max_skipped={max_skipped!r}): expected numbers of at least 1, and least up to window."
             )
+        if on_spike not in ("skip", "go_back") or undo < 0:
+            raise ConfigurationError(
+                f"SpikeGuard(on_spike={on_spike!r}, undo={undo!r}): expected 'skip' or 'go_back', and 0 or more."
+            )
         self.max_in_a_row, self.max_skipped = max_in_a_row, max_skipped
-        self.num_skipped = self._num_in_a_row = 0
+        self.on_spike, self.undo = on_spike, undo
+        self.num_skipped = self.num_returns = self._num_in_a_row = self._num_ranks = self._seen_to = 0
+        self._left_out: set[tuple[int, int]] = set()
+        self._made: deque[tuple[int, list[tuple[int, int]]]] = deque(maxlen=undo * (max_in_a_row + 1))
         self._ranges = {
             "highest loss": RecentRange(window, least, above, None),
             "lowest loss": RecentRange(window, least, None, below),
@@ -109,13 +132,23 @@ class SpikeGuard(Callback):
         self._release()
 
     def state_dict(self) -> dict[str, Any]:
-        """The recent values, and the counts."""
-        values = {name: list(each.values) for name, each in self._ranges.items()}
-        return {"values": values, "num_skipped": self.num_skipped, "num_in_a_row": self._num_in_a_row}
+        """The recent values, the counts, and the batches that are left out."""
+        return {
+            "values": {name: list(each.values) for name, each in self._ranges.items()},
+            "num_skipped": self.num_skipped,
+            "num_in_a_row": self._num_in_a_row,
+            "num_returns": self.num_returns,
+            "left_out": sorted(map(list, self._left_out)),
+            "num_ranks": self._num_ranks,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with these."""
-        self.num_skipped, self._num_in_a_row = state["num_skipped"], state["num_in_a_row"]
+        """Go on with these. Where this callback went back, its counts go on."""
+        if self._returns_to is None:
+            self.num_skipped, self._num_in_a_row = state["num_skipped"], state["num_in_a_row"]
+            self.num_returns = state.get("num_returns", 0)
+        if state.get("num_ranks") == self._num_ranks:  # else a batch of this number has other samples
+            self._left_out |= {(epoch, batch) for epoch, batch in state["left_out"]}
         for name, values in state["values"].items():
             self._ranges[name].values.clear()
             self._ranges[name].values.extend(values)
@@ -125,7 +158,7 @@ class SpikeGuard(Callback):
 
         Raises:
             UnsupportedError: the strategy's.
-            ConfigurationError: the module's, or the precision's.
+            ConfigurationError: the module's, or the precision's; or nothing keeps states to go back to.
         """
         strategy = trainer.strategy
         for capability, what in _REFUSED.items():
@@ -146,6 +179,13 @@ class SpikeGuard(Callback):
                 "skips those that overflow, and counts on that each other one is made. Use 'bf16-mixed', or leave the "
                 "callback out."
             )
+        if self.on_spike == "go_back":
+            memory = states_of("SpikeGuard(on_spike='go_back')", trainer)
+            if (least := -(-self.undo // memory.every_n_train_steps) + 1) > memory.keep:
+                raise ConfigurationError(
+                    f"SpikeGuard(undo={self.undo}) goes back so many updates, and MemoryCheckpoint(every_n_train_steps="
+                    f"{memory.every_n_train_steps}, keep={memory.keep}) keeps too few states. Pass keep={least}."
+                )
 
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks. Refuse gradients of which a rank can't tell what it has.
@@ -161,6 +201,16 @@ class SpikeGuard(Callback):
                 "ddp or fsdp, or core-parallel with the axes data and shard.",
                 capability=Capability.REPLICATED_PARAMETERS,
             )
+        self._num_ranks, self._seen_to = strategy.world_size, 0
+        self._left_out.clear()
+        self._made.clear()
+
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """All ranks. Forget what was undone."""
+        made = [each for each in self._made if each[0] <= trainer.global_step]
+        self._made.clear()
+        self._made.extend(made)
+        self._begin()
 
     def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
         """All ranks. Where a window begins, keep what its steps may change."""
@@ -171,26 +221,39 @@ class SpikeGuard(Callback):
         if self._begins_window and self._state is not None:
             self._state.keep()
         self._begins_window = False
+        self._window.append((trainer.progress.epoch, batch_idx))
 
     def on_before_optimizer_step(self, trainer: Trainer, module: nn.Module, optimizer: Optimizer) -> None:
         """All ranks. Judge the window; for the first of several optimizers, which step together.
 
         Raises:
-            SpikeError: that would be one skipped update too many.
+            SpikeError: that would be one bad update too many.
         """
-        if self._skips is None:
+        if self._skips is None and self._window[-1] in self._left_out:
+            self._skips = True
+        elif self._skips is None:
             reason = self._judge(trainer.strategy)
             self._skips = bool(reason)
-            self._num_in_a_row = self._num_in_a_row + 1 if reason else 0
             if reason:
+                self._num_in_a_row += 1
                 self._count(reason, trainer)
+            elif trainer.global_step >= self._seen_to:  # else it was judged before the run went back
+                self._num_in_a_row = 0
 
     def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """All ranks. Where a window ends that was skipped, put back what it has changed."""
+        """All ranks. Where a window ends that was skipped, put back what it has changed, or go back.
+
+        Raises:
+            GoBack: which `fit` catches.
+        """
         if self._step is None or not self._step.ends_window:
             return
         if self._skips and self._state is not None:
             self._state.put_back()
+        elif self._skips is False and self.undo:
+            self._made.append((trainer.global_step, self._window))
+        if self._returns_to is not None:
+            self._go_back(self._returns_to, trainer)
         self._begin()
 
     def on_train_end(self, trainer: Trainer, module: nn.Module) -> None:
@@ -206,7 +269,8 @@ class SpikeGuard(Callback):
         self._begin()
 
     def _begin(self) -> None:
-        self._losses, self._skips, self._begins_window = [], None, True
+        self._losses, self._window, self._skips, self._begins_window = [], [], None, True
+        self._returns_to = None
 
     def _join(self, step: TrainingStep, strategy: Strategy) -> None:
         """Stand between the loop's step and what it calls: see its losses, and leave out its update."""
@@ -220,8 +284,11 @@ class SpikeGuard(Callback):
         step_optimizer = step.step_optimizer or strategy.optimizer_step
 
         def compute(batch: Any, batch_idx: int) -> Tensor | None:
+            if self._window[-1] in self._left_out:
+                return None
             loss = compute_loss(batch, batch_idx)
-            if loss is not None and step.weight != 0:  # else its samples are another rank's
+            # Without a weight its samples are another rank's. The step itself isn't named here: it would hold itself.
+            if loss is not None and self._step is not None and self._step.weight != 0:
                 self._losses.append(loss.detach())
             return loss
 
@@ -261,10 +328,18 @@ class SpikeGuard(Callback):
         return ""
 
     def _count(self, reason: str, trainer: Trainer) -> None:
+        """All ranks. Count a bad update, and decide what to do about it."""
         self.num_skipped += 1
         step = trainer.global_step
+        if self.on_spike == "go_back":
+            target = step - len(self._undone())
+            kept = states_of("SpikeGuard", trainer).kept
+            self._returns_to = target if kept and kept[0] <= target else None
+            self.num_returns += self._returns_to is not None
         where = f"batch {trainer.progress.batch} of epoch {trainer.progress.epoch}, after step {step}"
         values = {"spike_guard/skipped": float(self.num_skipped)}
+        if self.num_returns:
+            values["spike_guard/returns"] = float(self.num_returns)
         trainer.logged.take(values)
         trainer.log_metrics(values, step)
         if self._num_in_a_row > self.max_in_a_row or self.num_skipped > self.max_skipped:
@@ -277,4 +352,16 @@ class SpikeGuard(Callback):
                 self.num_skipped,
             )
         if trainer.is_global_zero:
-            warn_caller(f"SpikeGuard skips the update of {where}: {reason}.")
+            does = f"skips the update of {where}"
+            if self._returns_to is not None:
+                does = f"goes back from {where}, to the newest state up to step {self._returns_to}"
+            warn_caller(f"SpikeGuard {does}: {reason}.")
+
+    def _undone(self) -> list[tuple[int, list[tuple[int, int]]]]:
+        """The updates before the bad one that are undone: the step after each, and its batches."""
+        return list(self._made)[-self.undo :] if self.undo else []
+
+    def _go_back(self, step: int, trainer: Trainer) -> NoReturn:
+        self._left_out.update(self._window, chain.from_iterable(batches for _, batches in self._undone()))
+        self._seen_to = step
+        states_of("SpikeGuard", trainer).go_back(trainer, step)

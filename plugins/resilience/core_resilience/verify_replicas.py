@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 
@@ -13,6 +13,7 @@ from core.callbacks import Callback
 from core.contract import Capability, ConfigurationError, CoreError, UnsupportedError
 from core.trainer import warn_caller
 from core_resilience.digests import digest_of
+from core_resilience.kept_states import states_of
 from core_resilience.layout import replica_groups
 from core_resilience.replicated_tensors import replicated_tensors
 
@@ -69,31 +70,52 @@ class VerifyReplicas(Callback):
     `Capability.REPLICATED_PARAMETERS`, such as ddp, and core-parallel with the axes data and shard, where the ranks
     along data are alike. A run of one process has nothing to compare.
 
+    With `on_difference="go_back"` the run goes back to the last state of a `MemoryCheckpoint` that isn't newer than the
+    last comparison in which all were alike, and which is kept until the next one.
+
     Attributes:
         differences: all that were found, oldest first.
     """
 
     def __init__(
-        self, every_n_steps: int, *, on_difference: Literal["end", "warn"] = "end", ignore: Sequence[str] = ()
+        self,
+        every_n_steps: int,
+        *,
+        on_difference: Literal["end", "warn", "go_back"] = "end",
+        ignore: Sequence[str] = (),
+        max_returns: int = 3,
     ) -> None:
         """Create the callback.
 
         Args:
             every_n_steps: optimizer steps from one comparison to the next.
-            on_difference: end the run by an error, or warn once of each difference and go on.
+            on_difference: end the run by an error, or warn once of each difference and go on, or go back to the last
+                state of a `MemoryCheckpoint` in which ranks were alike.
             ignore: names of parameters and buffers that each rank has for itself, also patterns: `"*.seen"`.
+            max_returns: times that one call of `fit` goes back; the next difference ends it.
 
         Raises:
             ConfigurationError: arguments that can't be met.
         """
-        if every_n_steps < 1 or on_difference not in ("end", "warn"):
+        if every_n_steps < 1 or max_returns < 1 or on_difference not in ("end", "warn", "go_back"):
             raise ConfigurationError(
-                f"VerifyReplicas(every_n_steps={every_n_steps!r}, on_difference={on_difference!r}): expected 1 step or "
-                "more, and 'end' or 'warn'."
+                f"VerifyReplicas(every_n_steps={every_n_steps!r}, on_difference={on_difference!r}, max_returns="
+                f"{max_returns!r}): expected 1 step or more, 'end', 'warn' or 'go_back', and 1 or more."
             )
         self.every_n_steps, self.on_difference, self.ignore = every_n_steps, on_difference, tuple(ignore)
         self.differences: list[Difference] = []
-        self._step_seen = 0
+        self.max_returns = max_returns
+        self._step_seen = self._step_verified = self._num_returns = 0
+
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
+        """Main process. Refuse a run that can't go back, where it is to.
+
+        Raises:
+            ConfigurationError: nothing keeps states.
+            UnsupportedError: the strategy can't go back.
+        """
+        if self.on_difference == "go_back":
+            states_of("VerifyReplicas(on_difference='go_back')", trainer)
 
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks. Find the ranks that must be alike.
@@ -110,6 +132,7 @@ class VerifyReplicas(Callback):
                 capability=Capability.REPLICATED_PARAMETERS,
             )
         self._groups = groups
+        self._step_verified = self._num_returns = 0
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks. Note where training begins."""
@@ -119,7 +142,8 @@ class VerifyReplicas(Callback):
         """All ranks. Compare, if it is time.
 
         Raises:
-            ReplicasDifferError: they differ, and `on_difference="end"`.
+            ReplicasDifferError: they differ, and `on_difference="end"`, or the run can't go back any more.
+            GoBack: which `fit` catches.
         """
         step, before = trainer.global_step, self._step_seen
         self._step_seen = step
@@ -127,6 +151,9 @@ class VerifyReplicas(Callback):
             difference = self._compare(trainer.strategy, module, step)
             if difference is not None:
                 self._answer(difference, trainer)
+            elif self.on_difference == "go_back":
+                self._step_verified = step
+                states_of("VerifyReplicas", trainer).hold(step)
 
     def _compare(self, strategy: Strategy, module: nn.Module, step: int) -> Difference | None:
         names, tensors = zip(*replicated_tensors(module, strategy.optimizers, self.ignore), strict=True)
@@ -142,6 +169,8 @@ class VerifyReplicas(Callback):
     def _answer(self, difference: Difference, trainer: Trainer) -> None:
         known = {(each.ranks, each.tensor) for each in self.differences}
         self.differences.append(difference)
+        if self.on_difference == "go_back":
+            self._go_back(difference, trainer)
         if self.on_difference == "end":
             raise ReplicasDifferError(
                 f"{difference} Memory or a device of that machine may be damaged, or the program changes something on "
@@ -150,6 +179,24 @@ class VerifyReplicas(Callback):
             )
         if trainer.is_global_zero and (difference.ranks, difference.tensor) not in known:
             warn_caller(f"VerifyReplicas: {difference} The run goes on.")
+
+    def _go_back(self, difference: Difference, trainer: Trainer) -> NoReturn:
+        states = states_of("VerifyReplicas", trainer)
+        is_kept = any(step <= self._step_verified for step in states.kept)
+        if not is_kept or self._num_returns >= self.max_returns:
+            why = f"went back {self._num_returns} times already" if is_kept else "has no state in which ranks were alike"
+            raise ReplicasDifferError(
+                f"{difference} The run {why}. Memory or a device of that machine may be damaged: go on from an earlier "
+                "checkpoint, without that machine.",
+                difference,
+            )
+        self._num_returns += 1
+        if trainer.is_global_zero:
+            warn_caller(
+                f"VerifyReplicas: {difference} The run goes back to the newest state up to step {self._step_verified}, "
+                "after which all were alike."
+            )
+        states.go_back(trainer, self._step_verified)
 
 
 def _judge(

@@ -180,8 +180,8 @@ def _fit(run: Run) -> None:
 
 def _train(run: Run) -> FitLoop:
     """Train to the end. A callback may go back to a state of this run: all but the time is as in a run that resumes."""
-    loop = FitLoop(run)
     while True:
+        loop = FitLoop(run)
         try:
             loop.run()
             return loop

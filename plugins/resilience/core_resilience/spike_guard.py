@@ -206,7 +206,9 @@ class SpikeGuard(Callback):
         self._made.clear()
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """All ranks. Forget what was undone."""
+        """All ranks. Forget what was undone, but not that it was."""
+        if self._returns_to is not None:
+            trainer.logged.take(self._counts())
         made = [each for each in self._made if each[0] <= trainer.global_step]
         self._made.clear()
         self._made.extend(made)
@@ -337,11 +339,8 @@ class SpikeGuard(Callback):
             self._returns_to = target if kept and kept[0] <= target else None
             self.num_returns += self._returns_to is not None
         where = f"batch {trainer.progress.batch} of epoch {trainer.progress.epoch}, after step {step}"
-        values = {"spike_guard/skipped": float(self.num_skipped)}
-        if self.num_returns:
-            values["spike_guard/returns"] = float(self.num_returns)
-        trainer.logged.take(values)
-        trainer.log_metrics(values, step)
+        trainer.logged.take(self._counts())
+        trainer.log_metrics(self._counts(), step)
         if self._num_in_a_row > self.max_in_a_row or self.num_skipped > self.max_skipped:
             raise SpikeError(
                 f"In {where}: {reason}. {self._num_in_a_row} updates in a row were or would be skipped, "
@@ -356,6 +355,10 @@ class SpikeGuard(Callback):
             if self._returns_to is not None:
                 does = f"goes back from {where}, to the newest state up to step {self._returns_to}"
             warn_caller(f"SpikeGuard {does}: {reason}.")
+
+    def _counts(self) -> dict[str, float]:
+        returns = {"spike_guard/returns": float(self.num_returns)} if self.num_returns else {}
+        return {"spike_guard/skipped": float(self.num_skipped), **returns}
 
     def _undone(self) -> list[tuple[int, list[tuple[int, int]]]]:
         """The updates before the bad one that are undone: the step after each, and its batches."""

@@ -184,7 +184,9 @@ class VerifyReplicas(Callback):
         states = states_of("VerifyReplicas", trainer)
         is_kept = any(step <= self._step_verified for step in states.kept)
         if not is_kept or self._num_returns >= self.max_returns:
-            why = f"went back {self._num_returns} times already" if is_kept else "has no state in which ranks were alike"
+            why = (
+                f"went back {self._num_returns} times already" if is_kept else "has no state in which ranks were alike"
+            )
             raise ReplicasDifferError(
                 f"{difference} The run {why}. Memory or a device of that machine may be damaged: go on from an earlier "
                 "checkpoint, without that machine.",

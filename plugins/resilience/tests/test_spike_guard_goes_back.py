@@ -1,0 +1,248 @@
+"""A run that goes back from a bad batch equals the run that never saw it, nor what led to it."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from core import Capability, ConfigurationError, Module, UnsupportedError
+from core.callbacks import Callback, MemoryCheckpoint, SpikeGuard
+from core.strategies import SingleDeviceStrategy
+from core_parallel import MeshParallelStrategy
+from core_resilience import SpikeError
+from core_testing import Backend
+from support.tiny import make_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:SpikeGuard (skips|goes)")
+NAN = float("nan")
+BACKENDS = {
+    "ddp": Backend(lambda: "ddp", num_processes=2),
+    "fsdp": Backend(lambda: "fsdp", num_processes=2),
+    "parallel": Backend(lambda: MeshParallelStrategy(data=2, shard=2), num_processes=4),
+}
+
+
+class Alone:
+    """This process, as the only rank."""
+
+    def __init__(self, folder):
+        self.backend, self.folder = Backend(lambda: "single_device"), folder
+
+    def trainer(self, callbacks, **options):
+        return make_trainer(self.folder, *callbacks, enable_checkpointing=False, **options)
+
+
+class Net(Module):
+    """Dropout, Adam, a scheduler, and a buffer that counts batches."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 2, bias=False))
+        self.register_buffer("count", torch.zeros(1))
+
+    def training_step(self, batch):
+        self.count += 1
+        return (self.net(batch) - batch[:, :2]).square().mean()
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Keep(Callback):
+    """Where training began, and with what it ends on this rank."""
+
+    def __init__(self):
+        self.starts = []
+
+    def on_train_start(self, trainer, module):
+        self.starts.append(trainer.global_step)
+
+    def on_train_end(self, trainer, module):
+        tensors = [*module.parameters(), *module.buffers()]
+        for optimizer in trainer.strategy.optimizers:
+            tensors += [value for state in optimizer.state.values() for value in state.values()]
+            tensors += [torch.tensor(group["lr"]) for group in optimizer.param_groups]
+        self.tensors = [getattr(each.detach(), "to_local", each.detach)().clone() for each in tensors]
+        self.tensors.append(torch.get_rng_state())
+
+
+def fit(rank, folder, data, guard=None, memory=(1, 3), others=(), ckpt_path=None, **options):
+    keep, (every, number) = Keep(), memory
+    torch.manual_seed(rank.backend.num_processes)
+    callbacks = [keep, *([guard, MemoryCheckpoint(every, folder, keep=number)] if guard else []), *others]
+    trainer = rank.trainer(callbacks=callbacks, **{"max_epochs": 1, **options})
+    loader = DataLoader(data, batch_size=2) if isinstance(data, torch.Tensor) else data
+    trainer.fit(Net(), loader, ckpt_path=ckpt_path)
+    return keep, trainer.global_step
+
+
+def samples(num_ranks, num_batches=12):
+    """Two of each batch for each rank: those of a batch are a row."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(num_batches, 2 * num_ranks, 4, generator=generator)
+
+
+def with_and_without(rank, folder, case):
+    """A run that met bad batches, the last rank's, and one that never saw what is to be left out."""
+    case = {"value": 1e4, "undo": 0, "options": {}, **case}
+    data = samples(rank.backend.num_processes)
+    bad = data.clone()
+    bad[case["bad"], -1] = case["value"]
+    kept = [number for number in range(len(data)) if number not in case["leaves_out"]]
+    guard = SpikeGuard(least=2, window=8, on_spike="go_back", undo=case["undo"])
+    met = fit(rank, folder, bad.flatten(0, 1), guard, case.get("memory", (1, 3)), **case["options"])
+    never = fit(rank, folder, data[kept].flatten(0, 1), **case["options"])
+    return met, never, (guard.num_skipped, guard.num_returns)
+
+
+def check(results, begins, counts):
+    for (met, steps), (never, expected_steps), found in results:
+        assert met.starts == [0, *begins]
+        assert (steps, found) == (expected_steps, counts)
+        for one, other in zip(met.tensors, never.tensors, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "parallel"))]
+)
+def test_a_run_that_goes_back_equals_one_that_never_saw_the_bad_batch(tmp_path, strategy):
+    case = {"bad": [6], "leaves_out": [6], "memory": (4, 1)}
+    check(BACKENDS[strategy].run(with_and_without, tmp_path, case), [4], (1, 1))
+
+
+CASES = {
+    "not finite": ({"bad": [6], "value": NAN, "leaves_out": [6]}, [6], 1),
+    "with what led to it": ({"bad": [6], "undo": 2, "leaves_out": [4, 5, 6]}, [4], 1),
+    "kept now and then": ({"bad": [10], "undo": 1, "memory": (4, 2), "leaves_out": [9, 10]}, [8], 1),
+    "several in a row": ({"bad": [6, 7], "undo": 1, "leaves_out": [4, 5, 6, 7]}, [5, 4], 2),
+    "several apart": ({"bad": [4, 8], "undo": 1, "leaves_out": [3, 4, 7, 8]}, [3, 5], 2),
+    "accumulated": (
+        {"bad": [6], "undo": 1, "leaves_out": [4, 5, 6, 7], "options": {"accumulate_grad_batches": 2}},
+        [2],
+        1,
+    ),
+    "in each epoch": ({"bad": [6], "leaves_out": [5, 6], "undo": 1, "options": {"max_epochs": 2}}, [5, 15], 2),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_led_to_a_bad_batch_is_left_out_too(tmp_path, case):
+    given, begins, num = CASES[case]
+    check([with_and_without(Alone(tmp_path), tmp_path, given)], begins, (num, num))
+
+
+class ByEpoch:
+    """A loader that leaves out other batches in each epoch."""
+
+    def __init__(self, batches, leaves_out):
+        self.batches, self.leaves_out = batches, iter(leaves_out)
+
+    def __iter__(self):
+        left_out = next(self.leaves_out)
+        return (batch for number, batch in enumerate(self.batches) if number not in left_out)
+
+
+def test_what_led_to_it_may_be_of_the_epoch_before(tmp_path):
+    data, guard = samples(1), SpikeGuard(least=2, window=8, on_spike="go_back", undo=2)
+    bad = data.clone()
+    bad[0, 0] = NAN  # in the first epoch no state is from before it
+    with pytest.warns(UserWarning, match=r"goes back from batch 0 of epoch 1, after step 11, to .* up to step 9: the"):
+        met = fit(Alone(tmp_path), tmp_path, list(bad), guard, max_epochs=2)
+    never = fit(Alone(tmp_path), tmp_path, ByEpoch(data, [(0, 10, 11), (0,)]), max_epochs=2)
+    check([(met, never, (guard.num_skipped, guard.num_returns))], [9], (2, 1))
+
+
+def bad_at(*numbers, num_batches=12):
+    data = samples(1, num_batches)
+    data[list(numbers), -1] = NAN
+    return data.flatten(0, 1)
+
+
+def test_a_spike_before_which_nothing_is_kept_is_skipped(tmp_path):
+    guard = SpikeGuard(on_spike="go_back")
+    with pytest.warns(UserWarning, match=r"^SpikeGuard skips the update of batch 1 of epoch 0, after step 1: the loss"):
+        keep, steps = fit(Alone(tmp_path), tmp_path, bad_at(1), guard)
+    assert (keep.starts, steps, guard.num_skipped, guard.num_returns) == ([0], 11, 1, 0)
+
+
+def test_too_many_in_a_row_end_the_run_though_good_ones_are_made_again(tmp_path):
+    guard = SpikeGuard(on_spike="go_back", max_in_a_row=1)
+    with pytest.raises(SpikeError, match=r"^In batch 11 of epoch 0, after step 9: .* 2 updates in a row") as found:
+        fit(Alone(tmp_path), tmp_path, bad_at(10, 11), guard, memory=(4, 2))
+    assert (found.value.step, found.value.num_skipped) == (9, 2)
+
+
+def test_one_between_them_is_none_in_a_row(tmp_path):
+    guard = SpikeGuard(on_spike="go_back", max_in_a_row=1, undo=0)
+    assert fit(Alone(tmp_path), tmp_path, bad_at(5, 7, 9), guard)[1] == 9
+
+
+def test_too_many_in_all_end_the_run(tmp_path):
+    guard = SpikeGuard(on_spike="go_back", max_skipped=2, undo=0)
+    with pytest.raises(SpikeError, match=r"1 updates in a row were or would be skipped, 3 in all"):
+        fit(Alone(tmp_path), tmp_path, bad_at(5, 7, 9), guard)
+
+
+def test_returns_are_logged(tmp_path):
+    guard, found = SpikeGuard(on_spike="go_back", undo=0), {}
+
+    class Look(Callback):
+        def on_train_end(self, trainer, module):
+            found.update(trainer.callback_metrics)
+
+    fit(Alone(tmp_path), tmp_path, bad_at(5, 7), guard, others=[Look()])
+    assert (guard.num_returns, found["spike_guard/skipped"]) == (2, 2)
+    assert found["spike_guard/returns"] == 2
+
+
+class Save(Callback):
+    """Saves the last state before what is left out, when it has been made again."""
+
+    def __init__(self, path, step):
+        self.path, self.step, self.times = path, step, 0
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.times += trainer.global_step == self.step
+        if self.times == 2:
+            trainer.save_checkpoint(self.path)
+            self.times = 3
+
+
+def test_a_run_that_resumes_leaves_the_same_batches_out(tmp_path):
+    path = tmp_path / "saved.ckpt"
+    guard, again = SpikeGuard(on_spike="go_back"), SpikeGuard(on_spike="go_back")
+    met = fit(Alone(tmp_path), tmp_path, bad_at(10), guard, (4, 2), [Save(path, 9)])
+    keep, steps = fit(Alone(tmp_path), tmp_path, bad_at(10), again, (4, 2), ckpt_path=path)
+    assert (keep.starts, steps, again.num_skipped, again.num_returns) == ([9], met[1], 1, 1)
+    assert all(map(torch.equal, keep.tensors, met[0].tensors))
+    # Batches of other ranks have other samples.
+    again.load_state_dict({**guard.state_dict(), "num_ranks": 2, "left_out": [[7, 7]]})
+    assert again.state_dict()["left_out"] == [[0, 9], [0, 10]]
+
+
+class Engine(SingleDeviceStrategy):
+    @property
+    def capabilities(self):
+        return super().capabilities & ~Capability.BIT_EXACT_RESUME
+
+
+def test_what_cant_go_back_says_so(tmp_path):
+    guard, one = SpikeGuard(on_spike="go_back", undo=5), bad_at()
+    with pytest.raises(
+        ConfigurationError, match=r"^SpikeGuard\(on_spike='go_back'\) goes back to states that a Memory"
+    ):
+        make_trainer(tmp_path, guard, max_epochs=1).fit(Net(), DataLoader(one))
+    with pytest.raises(ConfigurationError, match=r"keep=3\) keeps too few states\. Pass keep=4\."):
+        fit(Alone(tmp_path), tmp_path, one, guard, memory=(2, 3))
+    with pytest.raises(UnsupportedError, match=r"^SpikeGuard\(on_spike='go_back'\) can't go back under Engine"):
+        fit(Alone(tmp_path), tmp_path, one, guard, strategy=Engine())
+
+
+@pytest.mark.parametrize("options", [{"on_spike": "stop"}, {"undo": -1}])
+def test_wrong_arguments_are_refused(options):
+    with pytest.raises(ConfigurationError, match="expected 'skip' or 'go_back', and 0 or more"):
+        SpikeGuard(**options)

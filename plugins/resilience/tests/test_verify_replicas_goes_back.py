@@ -1,0 +1,112 @@
+"""A run one of whose ranks was damaged goes back to where all were alike, and ends as an undisturbed one."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from core import ConfigurationError, Module
+from core.callbacks import Callback, MemoryCheckpoint, VerifyReplicas
+from core_parallel import MeshParallelStrategy
+from core_resilience import ReplicasDifferError
+from core_testing import Backend
+from support.tiny import make_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:VerifyReplicas")
+BACKENDS = {
+    "ddp": Backend(lambda: "ddp", num_processes=2),
+    "parallel": Backend(lambda: MeshParallelStrategy(data=2, shard=2), num_processes=4),
+}
+
+
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 2))
+
+    def training_step(self, batch):
+        return self.net(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Damage(Callback):
+    """Changes a weight of the last rank after a step, so many times."""
+
+    def __init__(self, step, times):
+        self.step, self.times, self.starts = step, times, []
+
+    def on_train_start(self, trainer, module):
+        self.starts.append(trainer.global_step)
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.global_step == self.step and self.times:
+            self.times -= 1
+            if trainer.global_rank == trainer.world_size - 1:
+                weight = module.net[0].weight.detach()
+                getattr(weight, "to_local", lambda: weight)()[0, 0] += 1
+
+    def on_train_end(self, trainer, module):
+        states = [state["exp_avg"] for state in trainer.strategy.optimizers[0].state.values()]
+        tensors = [*module.parameters(), *states]
+        self.tensors = [getattr(each.detach(), "to_local", each.detach)().clone() for each in tensors]
+        self.tensors.append(torch.get_rng_state())
+
+
+def fit(rank, folder, step, times, every=1):
+    damage, verify = Damage(step, times), VerifyReplicas(3, on_difference="go_back", max_returns=2)
+    torch.manual_seed(1)
+    trainer = rank.trainer(max_epochs=2, callbacks=[damage, verify, MemoryCheckpoint(every, folder)])
+    trainer.fit(Net(), DataLoader(torch.randn(40, 4), batch_size=4 // rank.backend.num_processes, shuffle=True))
+    return damage, verify
+
+
+def damaged_and_not(rank, folder, every):
+    (damage, verify), (other, nothing) = fit(rank, folder, 7, 1, every), fit(rank, folder, 7, 0, every)
+    assert nothing.differences == []
+    assert all(map(torch.equal, damage.tensors, other.tensors))
+    return damage.starts, [each.step for each in verify.differences]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "every", "begins"),
+    [
+        ("ddp", 1, 6),  # the last ones are those after steps 7 and 8
+        pytest.param("ddp", 4, 4, marks=pytest.mark.slow),  # that after step 8 is too new
+        pytest.param("parallel", 1, 6, marks=pytest.mark.slow),
+    ],
+)
+def test_it_goes_back_to_where_all_were_alike(tmp_path, strategy, every, begins):
+    backend = BACKENDS[strategy]
+    assert backend.run(damaged_and_not, tmp_path, every) == [([0, begins], [9])] * backend.num_processes
+
+
+def fit_in_vain(rank, folder, step, match):
+    with pytest.raises(ReplicasDifferError, match=match):
+        fit(rank, folder, step, -1)
+
+
+@pytest.mark.parametrize(
+    ("step", "match"),
+    [
+        (7, r"^After step 9 ranks 0, 1 differ .* The run went back 2 times already\. Memory"),
+        (2, r"^After step 3 ranks 0, 1 differ .* The run has no state in which ranks were alike"),
+    ],
+)
+def test_where_it_cant_go_back_it_ends(tmp_path, step, match):
+    BACKENDS["ddp"].run(fit_in_vain, tmp_path, step, match)
+
+
+def test_without_kept_states_there_is_no_way_back(tmp_path):
+    with pytest.raises(
+        ConfigurationError, match=r"^VerifyReplicas\(on_difference='go_back'\) goes back to states that"
+    ):
+        make_trainer(tmp_path, VerifyReplicas(3, on_difference="go_back")).fit(Net(), DataLoader(torch.ones(1, 4)))
+
+
+@pytest.mark.parametrize("options", [{"on_difference": "back"}, {"max_returns": 0}])
+def test_wrong_arguments_are_refused(options):
+    with pytest.raises(ConfigurationError, match="expected 1 step or more"):
+        VerifyReplicas(3, **options)

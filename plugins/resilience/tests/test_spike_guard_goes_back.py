@@ -40,9 +40,11 @@ class Net(Module):
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 2, bias=False))
         self.register_buffer("count", torch.zeros(1))
+        self.num_calls = 0
 
     def training_step(self, batch):
         self.count += 1
+        self.num_calls += 1
         return (self.net(batch) - batch[:, :2]).square().mean()
 
     def configure_optimizers(self):
@@ -61,6 +63,7 @@ class Keep(Callback):
         self.starts.append(trainer.global_step)
 
     def on_train_end(self, trainer, module):
+        self.num_calls = module.num_calls
         tensors = [*module.parameters(), *module.buffers()]
         for optimizer in trainer.strategy.optimizers:
             tensors += [value for state in optimizer.state.values() for value in state.values()]
@@ -179,6 +182,7 @@ def test_too_many_in_a_row_end_the_run_though_good_ones_are_made_again(tmp_path)
 def test_one_between_them_is_none_in_a_row(tmp_path):
     guard = SpikeGuard(on_spike="go_back", max_in_a_row=1, undo=0)
     assert fit(Alone(tmp_path), tmp_path, bad_at(5, 7, 9), guard)[1] == 9
+    assert fit(Alone(tmp_path), tmp_path, bad_at(), guard)[1] == 12  # another fit has other batches
 
 
 def test_too_many_in_all_end_the_run(tmp_path):
@@ -219,6 +223,7 @@ def test_a_run_that_resumes_leaves_the_same_batches_out(tmp_path):
     keep, steps = fit(Alone(tmp_path), tmp_path, bad_at(10), again, (4, 2), ckpt_path=path)
     assert (keep.starts, steps, again.num_skipped, again.num_returns) == ([9], met[1], 1, 1)
     assert all(map(torch.equal, keep.tensors, met[0].tensors))
+    assert (met[0].num_calls, keep.num_calls) == (11 + 2, 1)  # the module doesn't see what is left out
     # Batches of other ranks have other samples.
     again.load_state_dict({**guard.state_dict(), "num_ranks": 2, "left_out": [[7, 7]]})
     assert again.state_dict()["left_out"] == [[0, 9], [0, 10]]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -15,6 +13,7 @@ from core.trainer import warn_caller
 from core_resilience.gradient_norms import join_norms, local_norms
 from core_resilience.kept_states import states_of
 from core_resilience.layout import has_all_gradients
+from core_resilience.left_out import LeftOutBatches
 from core_resilience.recent_range import RecentRange
 from core_resilience.step_state import StepState
 
@@ -76,7 +75,6 @@ class SpikeGuard(Callback):
     _skips: bool | None
     _begins_window: bool
     _returns_to: int | None
-    _window: list[tuple[int, int]]
 
     def __init__(
         self,
@@ -122,8 +120,7 @@ class SpikeGuard(Callback):
         self.max_in_a_row, self.max_skipped = max_in_a_row, max_skipped
         self.on_spike, self.undo = on_spike, undo
         self.num_skipped = self.num_returns = self._num_in_a_row = self._num_ranks = self._seen_to = 0
-        self._left_out: set[tuple[int, int]] = set()
-        self._made: deque[tuple[int, list[tuple[int, int]]]] = deque(maxlen=undo * (max_in_a_row + 1))
+        self._batches = LeftOutBatches(undo, max_in_a_row)
         self._ranges = {
             "highest loss": RecentRange(window, least, above, None),
             "lowest loss": RecentRange(window, least, None, below),
@@ -138,7 +135,7 @@ class SpikeGuard(Callback):
             "num_skipped": self.num_skipped,
             "num_in_a_row": self._num_in_a_row,
             "num_returns": self.num_returns,
-            "left_out": sorted(map(list, self._left_out)),
+            "left_out": sorted(map(list, self._batches.left_out)),
             "num_ranks": self._num_ranks,
         }
 
@@ -148,7 +145,7 @@ class SpikeGuard(Callback):
             self.num_skipped, self._num_in_a_row = state["num_skipped"], state["num_in_a_row"]
             self.num_returns = state.get("num_returns", 0)
         if state.get("num_ranks") == self._num_ranks:  # else a batch of this number has other samples
-            self._left_out |= {(epoch, batch) for epoch, batch in state["left_out"]}
+            self._batches.left_out.update((epoch, batch) for epoch, batch in state["left_out"])
         for name, values in state["values"].items():
             self._ranges[name].values.clear()
             self._ranges[name].values.extend(values)
@@ -202,16 +199,13 @@ class SpikeGuard(Callback):
                 capability=Capability.REPLICATED_PARAMETERS,
             )
         self._num_ranks, self._seen_to = strategy.world_size, 0
-        self._left_out.clear()
-        self._made.clear()
+        self._batches = LeftOutBatches(self.undo, self.max_in_a_row)
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks. Forget what was undone, but not that it was."""
         if self._returns_to is not None:
             trainer.logged.take(self._counts())
-        made = [each for each in self._made if each[0] <= trainer.global_step]
-        self._made.clear()
-        self._made.extend(made)
+        self._batches.forget_after(trainer.global_step)
         self._begin()
 
     def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
@@ -223,7 +217,7 @@ class SpikeGuard(Callback):
         if self._begins_window and self._state is not None:
             self._state.keep()
         self._begins_window = False
-        self._window.append((trainer.progress.epoch, batch_idx))
+        self._batches.take(trainer.progress.epoch, batch_idx)
 
     def on_before_optimizer_step(self, trainer: Trainer, module: nn.Module, optimizer: Optimizer) -> None:
         """All ranks. Judge the window; for the first of several optimizers, which step together.
@@ -231,7 +225,7 @@ class SpikeGuard(Callback):
         Raises:
             SpikeError: that would be one bad update too many.
         """
-        if self._skips is None and self._window[-1] in self._left_out:
+        if self._skips is None and self._batches.has_left_out:
             self._skips = True
         elif self._skips is None:
             reason = self._judge(trainer.strategy)
@@ -252,10 +246,11 @@ class SpikeGuard(Callback):
             return
         if self._skips and self._state is not None:
             self._state.put_back()
-        elif self._skips is False and self.undo:
-            self._made.append((trainer.global_step, self._window))
         if self._returns_to is not None:
-            self._go_back(self._returns_to, trainer)
+            self._batches.leave_out()
+            self._seen_to = self._returns_to
+            states_of("SpikeGuard", trainer).go_back(trainer, self._returns_to)
+        self._batches.end_window(trainer.global_step, is_made=self._skips is False)
         self._begin()
 
     def on_train_end(self, trainer: Trainer, module: nn.Module) -> None:
@@ -271,7 +266,7 @@ class SpikeGuard(Callback):
         self._begin()
 
     def _begin(self) -> None:
-        self._losses, self._window, self._skips, self._begins_window = [], [], None, True
+        self._losses, self._skips, self._begins_window = [], None, True
         self._returns_to = None
 
     def _join(self, step: TrainingStep, strategy: Strategy) -> None:
@@ -286,7 +281,7 @@ class SpikeGuard(Callback):
         step_optimizer = step.step_optimizer or strategy.optimizer_step
 
         def compute(batch: Any, batch_idx: int) -> Tensor | None:
-            if self._window[-1] in self._left_out:
+            if self._batches.has_left_out:
                 return None
             loss = compute_loss(batch, batch_idx)
             # Without a weight its samples are another rank's. The step itself isn't named here: it would hold itself.
@@ -334,7 +329,7 @@ class SpikeGuard(Callback):
         self.num_skipped += 1
         step = trainer.global_step
         if self.on_spike == "go_back":
-            target = step - len(self._undone())
+            target = step - self._batches.num_undone
             kept = states_of("SpikeGuard", trainer).kept
             self._returns_to = target if kept and kept[0] <= target else None
             self.num_returns += self._returns_to is not None
@@ -359,12 +354,3 @@ class SpikeGuard(Callback):
     def _counts(self) -> dict[str, float]:
         returns = {"spike_guard/returns": float(self.num_returns)} if self.num_returns else {}
         return {"spike_guard/skipped": float(self.num_skipped), **returns}
-
-    def _undone(self) -> list[tuple[int, list[tuple[int, int]]]]:
-        """The updates before the bad one that are undone: the step after each, and its batches."""
-        return list(self._made)[-self.undo :] if self.undo else []
-
-    def _go_back(self, step: int, trainer: Trainer) -> NoReturn:
-        self._left_out.update(self._window, chain.from_iterable(batches for _, batches in self._undone()))
-        self._seen_to = step
-        states_of("SpikeGuard", trainer).go_back(trainer, step)

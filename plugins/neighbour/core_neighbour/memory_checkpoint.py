@@ -228,10 +228,12 @@ class MemoryCheckpoint(Callback):
             names = {_name_of(step) for step in steps}
             found = shards.newest(folder, collectives=trainer.session.collectives, names=names)
             return None if found is None else _step_of(Path(found[0]))
-        # The first rank of a node has written them, perhaps after the others came here.
-        here = {step for step in steps if strategy.local_rank or _is_whole(folder / _name_of(step))}
-        everywhere = set.intersection(*(strategy.broadcast(strategy.gather_objects(here)) or [here]))
-        return max(everywhere, default=None)
+        for step in reversed(steps):
+            # The first rank of a node has written it, perhaps after the others came here.
+            is_here = strategy.local_rank > 0 or _is_whole(folder / _name_of(step))
+            if strategy.broadcast(all(strategy.gather_objects(is_here) or ())):
+                return step
+        return None
 
     def _newest_own(self, trainer: Trainer) -> Path | None:
         kept = sorted(self._own_folder(trainer).glob("step-*.ckpt"), key=_step_of, reverse=True)

@@ -187,6 +187,8 @@ def _train(run: Run) -> FitLoop:
             return loop
         except GoBack as asked:
             path = asked.path
+        loop.step.release()
+        run.running_step = None
         run.ckpt_path, run.resume, run.pending_saves = path, None, []
         run.logged.begin_stage()
         run.progress.start_clock()

@@ -1,7 +1,9 @@
 """A run that goes back to a kept state ends as if it had never gone on from it."""
 
+import gc
 import os
 import random
+import weakref
 from pathlib import Path
 
 import numpy
@@ -324,6 +326,28 @@ def test_a_run_that_took_only_weights_goes_back_to_all(tmp_path):
         Net(), datamodule=Data(Samples, batch_size=8), ckpt_path=tmp_path / "first.ckpt", resume="weights"
     )
     assert back.starts == [0, 3]
+
+
+class Remembers(Back):
+    """Knows, without holding it, what computed the loss before the run went back."""
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        compute = trainer.running_step.compute_loss
+        if len(self.starts) == 1:
+            self.compute = weakref.ref(compute)
+        assert len(self.starts) == 1 or self.compute() is None
+
+
+def test_the_step_before_is_let_go_at_once(tmp_path):
+    memory = MemoryCheckpoint(folder=tmp_path)
+    back = Remembers(memory, 3, 2)
+    trainer = Alone().trainer(max_steps=4, callbacks=[back, memory])
+    gc.disable()
+    try:
+        trainer.fit(Net(), datamodule=Data(Samples, batch_size=8))
+    finally:
+        gc.enable()
+    assert back.starts == [0, 2]
 
 
 def test_without_such_a_state_there_is_no_way_back(tmp_path):

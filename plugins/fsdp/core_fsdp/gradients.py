@@ -45,7 +45,9 @@ def clear_whole_ones(optimizer: Optimizer, units: Sequence[FSDPModule]) -> None:
         own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         for one in (one for unit in units for group in groups_of(unit._get_fsdp_state()) for one in group.fsdp_params):
             if one.sharded_param in own and hasattr(one, "_unsharded_param"):
-                one.unsharded_param.grad = one.unsharded_accumulated_grad = None
+                one.unsharded_param.grad = None
+                if one.unsharded_accumulated_grad is not None:  # torch 2.13 holds it apart
+                    one.unsharded_accumulated_grad = None
 
     vars(optimizer)["zero_grad"] = clear
 

@@ -71,7 +71,8 @@ class Shards:
         for one in self._learning():
             if hasattr(one, "_unsharded_param"):
                 one.unsharded_param.grad = None
-            one.unsharded_accumulated_grad = None
+            if one.unsharded_accumulated_grad is not None:  # torch 2.13 holds it apart
+                one.unsharded_accumulated_grad = None
 
     def reduce(self, scale: Tensor | None = None) -> None:
         """All ranks of a stage, after backward. Add the average of whole gradients to those of the shards.
@@ -110,7 +111,7 @@ class Shards:
 
 
 def refuse_other_torch(units: Iterable[Any]) -> None:
-    """Refuse a torch whose units lack a private name that is used here; torch 2.9 and 2.13 have them.
+    """Refuse a torch whose units lack a private name that is used here; torch 2.9, 2.13 and 2.15 have them.
 
     Raises:
         ConfigurationError: with the name.

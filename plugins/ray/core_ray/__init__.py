@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from core_ray.environment import RayEnvironment, RayTrainEnvironment
     from core_ray.errors import LostWorkerError
     from core_ray.launcher import RayLauncher
+    from core_ray.preemption import RayTrainPreemption
 
-__all__ = ["LostWorkerError", "RayEnvironment", "RayLauncher", "RayTrainEnvironment", "__version__"]
+__all__ = [
+    "LostWorkerError",
+    "RayEnvironment",
+    "RayLauncher",
+    "RayTrainEnvironment",
+    "RayTrainPreemption",
+    "__version__",
+]
 
 __getattr__, __dir__ = lazy_exports(__name__)

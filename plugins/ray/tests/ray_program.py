@@ -6,6 +6,7 @@ python ray_program.py WHAT FOLDER
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ import warnings
 from pathlib import Path
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on loopback
+os.environ |= {"RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.2"}
 
 import ray
 import torch
@@ -323,6 +325,83 @@ def in_ray_train(folder):
     return [json.loads((folder / f"rank-{rank}").read_text()) for rank in range(2)]
 
 
+class Tells(Callback):
+    """Notes the steps of each attempt of Ray Train, which are slow in the first until a machine is to go."""
+
+    def __init__(self, folder, is_slow):
+        self.folder, self.is_slow, self.steps = folder, is_slow, []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.steps.append(trainer.global_step)
+        if self.is_slow and len(self.steps) == 3:
+            (self.folder / f"trains {ray.get_runtime_context().get_node_id()}").touch()
+        if self.is_slow:
+            time.sleep(0.1)
+
+    def teardown(self, trainer, module, stage):
+        count = len(list(self.folder.glob(f"steps-{trainer.global_rank}-*")))
+        (self.folder / f"steps-{trainer.global_rank}-{count}").write_text(json.dumps(self.steps))
+
+
+def taken_away(folder, cluster):
+    """The steps and weights of a run of Ray Train whose second machine is to go, and of an undisturbed one."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    from core.callbacks import RayTrainPreemption
+
+    def work(config):
+        own = folder / config["name"]
+        is_slow = config["is_taken"] and not list(own.glob("steps-*"))
+        callbacks = [Tells(own, is_slow), RayTrainPreemption(every_s=0.2)]
+        saves = ModelCheckpoint(own / "saved", save_on_exception=True, every_n_epochs=1000)
+        net = Net()
+        options = {**QUIET, "max_epochs": 15, "default_root_dir": own, "callbacks": [*callbacks, saves]}
+        trainer = Trainer(strategy="ddp", devices=2, **options)  # both nodes have the address of one machine
+        trainer.fit(net, loader(4), ckpt_path="last")
+        (own / f"weights-{trainer.global_rank}").write_text(json.dumps(weights(net)))
+
+    def train(name, is_taken):
+        (folder / name).mkdir()
+        scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 2})
+        run = RunConfig(storage_path=str(folder / "runs"), name=name, failure_config=FailureConfig(max_failures=1))
+        config = {"name": name, "is_taken": is_taken}
+        TorchTrainer(work, train_loop_config=config, scaling_config=scaling, run_config=run).fit()
+        told = {path.name: json.loads(path.read_text()) for path in (folder / name).glob("*-*") if path.is_file()}
+        return {name: told[name] for name in sorted(told)}
+
+    def take_away():
+        until = time.monotonic() + 100
+        while len(list(folder.glob("taken/trains *"))) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        used = [node for node in cluster.worker_nodes if (folder / f"taken/trains {node.node_id}").exists()]
+        gone.append(used[0])
+        command = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "drain-node",
+            "--address",
+            cluster.address,
+            "--node-id",
+            used[0].node_id,
+        ]
+        options = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "wanted elsewhere"]
+        subprocess.run([*command, *options, "--deadline-remaining-seconds", "100"], check=True, capture_output=True)
+
+    cluster.add_node(num_cpus=2, **NODE)
+    cluster.wait_for_nodes()
+    gone = []
+    told = {"undisturbed": train("undisturbed", False)}
+    thread = threading.Thread(target=take_away)
+    thread.start()
+    told["taken"] = train("taken", True)
+    thread.join()
+    told["nodes"] = [path.name for path in folder.glob("taken/trains *")]
+    cluster.remove_node(gone[0])
+    return told
+
+
 def in_ray_tune(folder):
     from ray import tune
 
@@ -350,8 +429,8 @@ def main():
         if what == "by_address":
             told = by_address(folder, cluster)
         ray.init(address=cluster.address, _node_ip_address="127.0.0.1", logging_level="ERROR")
-        if what == "lost_node":
-            told = lost_node(folder, cluster)
+        if what in ("lost_node", "taken_away"):
+            told = globals()[what](folder, cluster)
         elif what != "by_address":
             told = globals()[what](folder)
         still = ray.is_initialized()

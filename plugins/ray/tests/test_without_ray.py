@@ -18,9 +18,10 @@ from core.accelerators import CPUAccelerator, CUDAAccelerator
 from core.cluster import LocalEnvironment
 from core.launch import WorkerFailure
 from core_ddp import DDPStrategy
-from core_ray import LostWorkerError, RayEnvironment, RayLauncher, cluster, library
+from core_ray import LostWorkerError, RayEnvironment, RayLauncher, RayTrainPreemption, cluster, library
 from core_ray.ranks import RankActors
 from core_ray.worker import Ending, Place
+from support.tiny import Tiny, loader
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 TRAIN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
@@ -60,6 +61,16 @@ def test_what_is_missing_is_an_error_before_work(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(PluginLoadError, match="needs the package ray"):
         Trainer(accelerator="cpu", devices=2, num_nodes=2, strategy="ddp", plugins=[RayLauncher()], **QUIET)
+
+
+def test_preemption_is_asked_for_in_ray_train_only(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    options = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "limit_val_batches": 0} | QUIET
+    trainer = Trainer(callbacks=[RayTrainPreemption()], **options)
+    trainer.fit(Tiny(), loader())
+    assert trainer.global_step == 4
+    with pytest.raises(ConfigurationError, match=r"every_s=0\): expected seconds above 0"):
+        RayTrainPreemption(every_s=0)
 
 
 def test_inside_ray_train_nothing_is_launched(monkeypatch):

@@ -326,80 +326,67 @@ def in_ray_train(folder):
 
 
 class Tells(Callback):
-    """Notes the steps of each attempt of Ray Train, which are slow in the first until a machine is to go."""
+    """Notes the steps of each attempt of Ray Train. The first one waits until a machine is to go."""
 
-    def __init__(self, folder, is_slow):
-        self.folder, self.is_slow, self.steps = folder, is_slow, []
+    def __init__(self, folder):
+        self.folder, self.steps = folder, []
+
+    def on_train_start(self, trainer, module):
+        self.attempt = len(list(self.folder.glob(f"steps-{trainer.global_rank}-*")))
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         self.steps.append(trainer.global_step)
-        if self.is_slow and len(self.steps) == 3:
+        if self.attempt == 0 and len(self.steps) == 3:
             (self.folder / f"trains {ray.get_runtime_context().get_node_id()}").touch()
-        if self.is_slow:
+            wait_for(self.folder / "is to go")
+        if self.attempt == 0:
             time.sleep(0.1)
 
     def teardown(self, trainer, module, stage):
-        count = len(list(self.folder.glob(f"steps-{trainer.global_rank}-*")))
-        (self.folder / f"steps-{trainer.global_rank}-{count}").write_text(json.dumps(self.steps))
+        (self.folder / f"steps-{trainer.global_rank}-{self.attempt}").write_text(json.dumps(self.steps))
 
 
 def taken_away(folder, cluster):
-    """The steps and weights of a run of Ray Train whose second machine is to go, and of an undisturbed one."""
+    """The steps and weights of a run of Ray Train one of whose machines is to go, and of an undisturbed one."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     from core.callbacks import RayTrainPreemption
 
-    def work(config):
-        own = folder / config["name"]
-        is_slow = config["is_taken"] and not list(own.glob("steps-*"))
-        callbacks = [Tells(own, is_slow), RayTrainPreemption(every_s=0.2)]
-        saves = ModelCheckpoint(own / "saved", save_on_exception=True, every_n_epochs=1000)
+    def work():
+        callbacks = [Tells(folder), RayTrainPreemption(every_s=0.2)]
+        callbacks.append(ModelCheckpoint(folder / "saved", save_on_exception=True, every_n_epochs=1000))
         net = Net()
-        options = {**QUIET, "max_epochs": 15, "default_root_dir": own, "callbacks": [*callbacks, saves]}
-        trainer = Trainer(strategy="ddp", devices=2, **options)  # both nodes have the address of one machine
+        # Both nodes have the address of one machine.
+        trainer = Trainer(strategy="ddp", devices=2, max_epochs=15, callbacks=callbacks, **QUIET)
         trainer.fit(net, loader(4), ckpt_path="last")
-        (own / f"weights-{trainer.global_rank}").write_text(json.dumps(weights(net)))
-
-    def train(name, is_taken):
-        (folder / name).mkdir()
-        scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 2})
-        run = RunConfig(storage_path=str(folder / "runs"), name=name, failure_config=FailureConfig(max_failures=1))
-        config = {"name": name, "is_taken": is_taken}
-        TorchTrainer(work, train_loop_config=config, scaling_config=scaling, run_config=run).fit()
-        told = {path.name: json.loads(path.read_text()) for path in (folder / name).glob("*-*") if path.is_file()}
-        return {name: told[name] for name in sorted(told)}
+        (folder / f"weights-{trainer.global_rank}").write_text(json.dumps(weights(net)))
 
     def take_away():
-        until = time.monotonic() + 100
-        while len(list(folder.glob("taken/trains *"))) < 2 and time.monotonic() < until:
+        until = time.monotonic() + 300
+        while len(list(folder.glob("trains *"))) < 2 and time.monotonic() < until:
             time.sleep(0.05)
-        used = [node for node in cluster.worker_nodes if (folder / f"taken/trains {node.node_id}").exists()]
-        gone.append(used[0])
-        command = [
-            sys.executable,
-            "-m",
-            "ray.scripts.scripts",
-            "drain-node",
-            "--address",
-            cluster.address,
-            "--node-id",
-            used[0].node_id,
-        ]
+        gone.extend(node for node in cluster.worker_nodes if (folder / f"trains {node.node_id}").exists())
+        command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", cluster.address]
+        command += ["--node-id", gone[0].node_id]
         options = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "wanted elsewhere"]
-        subprocess.run([*command, *options, "--deadline-remaining-seconds", "100"], check=True, capture_output=True)
+        subprocess.run([*command, *options, "--deadline-remaining-seconds", "300"], check=True, capture_output=True)
+        (folder / "is to go").touch()
 
     cluster.add_node(num_cpus=2, **NODE)
     cluster.wait_for_nodes()
-    gone = []
-    told = {"undisturbed": train("undisturbed", False)}
-    thread = threading.Thread(target=take_away)
+    gone, thread = [], threading.Thread(target=take_away)
     thread.start()
-    told["taken"] = train("taken", True)
+    scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 2})
+    run = RunConfig(storage_path=str(folder / "runs"), failure_config=FailureConfig(max_failures=1))
+    TorchTrainer(work, scaling_config=scaling, run_config=run).fit()
     thread.join()
-    told["nodes"] = [path.name for path in folder.glob("taken/trains *")]
     cluster.remove_node(gone[0])
-    return told
+    told = {path.name: json.loads(path.read_text()) for path in folder.glob("*-*") if path.is_file()}
+    undisturbed = Net()
+    alone = Trainer(strategy="ddp_spawn", devices=2, max_epochs=15, enable_checkpointing=False, **QUIET)
+    alone.fit(undisturbed, loader(4))
+    return {"undisturbed": weights(undisturbed)} | told
 
 
 def in_ray_tune(folder):

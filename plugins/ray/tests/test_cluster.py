@@ -113,17 +113,15 @@ def test_ray_train_has_made_the_processes(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # Ray Train starts its workers twice
 def test_a_machine_that_ray_train_will_lose_ends_the_run_as_sigterm_does(tmp_path):
     """No step is made twice, and the run that goes on elsewhere equals an undisturbed one, bit by bit."""
-    told = run("taken_away", tmp_path)
-    undisturbed, taken = told["undisturbed"], told["taken"]
-    assert len(told["nodes"]) == 2
-    assert undisturbed["steps-0-0"] == list(range(1, 121))
+    told = run("taken_away", tmp_path, 580)
     for rank in (0, 1):
-        first, second = taken[f"steps-{rank}-0"], taken[f"steps-{rank}-1"]
+        first, second = told[f"steps-{rank}-0"], told[f"steps-{rank}-1"]
         assert 3 < len(first) < 120
         assert first + second == list(range(1, 121))
-        assert taken[f"weights-{rank}"] == undisturbed[f"weights-{rank}"]
+        assert told[f"weights-{rank}"] == told["undisturbed"]
 
 
 def test_a_trial_of_ray_tune_has_ranks_of_its_own(tmp_path):

@@ -59,6 +59,8 @@ class Step:
 
 STEPS = (
     Step("detected", "what is here, as core and torch see it", 60, 20),
+    Step("hang", "a rank that hangs is named, on the engine that `nccl` is", 75, 15, (), "core_ddp", 2),
+    Step("hang-legacy", "the same with TORCH_DIST_USE_NCCL2=0, from torch 2.15 on", 75, 15, (), "core_ddp", 2),
     Step("kit-single_device", "the conformance kit on one device", 150, 20, ("core-training:single_device",)),
     Step("kit-ddp", "the kit on DDP, on as many devices as there are", 240, 20, ("core-ddp:ddp",), "core_ddp"),
     Step("kit-fsdp", "the kit on FSDP, on as many devices as there are", 180, 20, ("core-fsdp:fsdp",), "core_fsdp"),
@@ -67,7 +69,6 @@ STEPS = (
     Step("asynchronous-saves", "how long training stands still, and that what is saved is of one moment", 60, 20),
     Step("resume", "random state of the device, and a run that goes on bit-equal", 45, 15),
     Step("compile", "torch.compile inside of a Trainer, against eager", 90, 15),
-    Step("watch", "a rank that hangs is named", 75, 15, (), "core_ddp", 2),
     Step("memory", "memory statistics, and what a run leaves on the device", 30, 10),
     Step("gpt2", "tokens a second and memory of GPT-2 beside the loop by hand", 150, 60),
     Step("kit-deepspeed", "the kit on DeepSpeed", 120, 0, ("core-deepspeed:deepspeed_stage_2",), "deepspeed"),

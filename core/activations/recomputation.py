@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,10 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+# From torch 2.15 on it has to be said that what a policy keeps isn't offloaded.
+_HOOKS = "respect_saved_tensors_hooks"
+_AS_BEFORE: dict[str, Any] = {_HOOKS: False} if _HOOKS in signature(checkpoint).parameters else {}
 
 
 class RecomputedCalls:
@@ -38,7 +43,7 @@ class RecomputedCalls:
         parts = list(module.modules())
         modes = tuple(part.training for part in parts)
         buffers = _buffers_of(parts, self._changing.get(modes))
-        outputs = checkpoint(call, *args, use_reentrant=False, context_fn=partial(self._contexts, kept))
+        outputs = checkpoint(call, *args, use_reentrant=False, context_fn=partial(self._contexts, kept), **_AS_BEFORE)
         if modes not in self._changing:
             self._changing[modes] = {number for number, buffer in enumerate(buffers) if buffer.differs}
         changing = self._changing[modes]

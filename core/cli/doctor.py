@@ -211,12 +211,11 @@ def _backends() -> Iterator[Finding]:
     if not dist.is_available():
         yield Finding("torch.distributed", "absent", "torch was built without it: one process only")
         return
-    is_legacy = os.environ.get("TORCH_DIST_USE_NCCL2") == "0"
     for name in ("gloo", "nccl", "mpi", "ucc", "xccl"):
         if getattr(dist, f"is_{name}_available")():
             about = f", version {'.'.join(map(str, torch.cuda.nccl.version()))}" if name == "nccl" else ""
             if about and hasattr(dist, "ProcessGroupNCCL2"):  # torch 2.15 has two engines
-                about += f", engine {'nccl-legacy' if is_legacy else 'nccl2'} (TORCH_DIST_USE_NCCL2)"
+                about += f", engine nccl{'-legacy' if os.environ.get('TORCH_DIST_USE_NCCL2') == '0' else '2'}"
             yield Finding(name, "ok", f"a process-group backend of torch{about}")
         else:
             yield Finding(name, "absent", "this torch was built without it")

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 
 from core.contract.capability import Capability
-from core.contract.errors import ConfigurationError, UnsupportedError
+from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
 from core.contract.strategy import Strategy
 from core.session import default_step, mismatch, module_tree, optimizer_state
 from core.session.collectives import StrategyCollectives
@@ -398,8 +398,13 @@ class Session:
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:
         """All ranks. The module's own state under the names of the user's own module."""
+        own = self.handle_of(module).module
+        if parts := [name for name, one in own.named_parameters() if hasattr(one, "global_offsets")]:
+            raise CheckpointError(
+                f"{parts[0]!r} is a rank's part of a tensor, which state_dict() loses: use a DTensor."
+            )
         # Not copied: torch's dict carries the versions of torch's modules.
-        return module_tree.to_canonical(self.handle_of(module).module.state_dict())  # type: ignore[return-value]
+        return module_tree.to_canonical(own.state_dict())  # type: ignore[return-value]
 
     def load_module_state(self, module: nn.Module, state: Mapping[str, object], *, strict: bool) -> None:
         """All ranks. Load a state into the module, in place.

@@ -117,7 +117,8 @@ class FolderReader:
         self._num_there = sum(entry.size_bytes for name, entry in self.manifest.files.items() if name.endswith(".data"))
         self._wholes: dict[Any, torch.Tensor] = {}
         place = (share[0] + 0.5) / share[1] * self.manifest.world_size - 0.5
-        self._unread = sorted(self.manifest.indexes[1:], key=lambda name: -abs(_rank_of(name) - place))
+        ranks = {name: int(name.partition("-")[2].removesuffix(".json")) for name in self.manifest.indexes[1:]}
+        self._unread = sorted(ranks, key=lambda name: -abs(ranks[name] - place))
         for name in self.manifest.indexes[:1]:
             self._take_index(name)
 
@@ -137,15 +138,12 @@ class FolderReader:
             self.tree = index.get("tree", self.tree)
             leaves, blocks = index["leaves"], index["blocks"]
             if leaves:
-                self._take_leaves(leaves, self._open(name.replace(".json", ".data"), blocks))
+                file = self._open(name.replace(".json", ".data"), blocks)
+                for leaf, chunks in leaves.items():
+                    for chunk in chunks:
+                        self.chunks.setdefault(leaf, []).append(_chunk_from(*chunk, file=file))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointCorruptedError(f"{path!r} is not an index that core has written: {error!r}.") from None
-
-    def _take_leaves(self, leaves: dict[str, Any], file: File) -> None:
-        for leaf, chunks in leaves.items():
-            found = self.chunks.setdefault(leaf, [])
-            for chunk in chunks:
-                found.append(_chunk_from(*chunk, file=file))
 
     def _open(self, name: str, blocks: list[str]) -> File:
         entry, described = self.manifest.files[name], digest.Blocks(blocks, self.manifest.block_bytes)
@@ -357,11 +355,6 @@ class FolderReader:
 
 class _UnfitTargetError(CheckpointError):
     """A tensor to fill is of another shape."""
-
-
-def _rank_of(index: str) -> int:
-    """The rank that has written an index, as its name says."""
-    return int(index.partition("-")[2].removesuffix(".json"))
 
 
 def _refuse_constant(name: str) -> None:

@@ -199,15 +199,15 @@ class RemoteFolder:
                     self._delete(name)
 
     def _is_named(self, token: str) -> bool:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return f'"{token}-'.encode() in self.read_manifest()
-        except FileNotFoundError:
-            return False
+        return False
 
     def remove(self) -> None:
         """Rank 0. Delete the manifest, and so the checkpoint, then the files."""
         self._delete(manifest.NAME)
-        self._delete_all_but(set())
+        for name in filter(manifest.OWN_FILE.fullmatch, self._names()):
+            self._delete(name)
         with contextlib.suppress(OSError, NotImplementedError):
             self.filesystem.rmdir(self.folder)
 
@@ -265,15 +265,9 @@ class RemoteFolder:
 
     def _names(self) -> list[str]:
         self.filesystem.invalidate_cache()
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return self.path.names_in(self.folder)
-        except FileNotFoundError:
-            return []
-
-    def _delete_all_but(self, kept: set[str]) -> None:
-        for name in self._names():
-            if manifest.OWN_FILE.fullmatch(name) and name not in kept:
-                self._delete(name)
+        return []
 
     def _delete(self, name: str) -> None:
         self.path.delete(self._path(name))

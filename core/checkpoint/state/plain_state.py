@@ -84,7 +84,7 @@ class Encoder:
             return check_text(value, path)
         if kind is int:
             return check_int(value, path)
-        if kind in _DENSE:
+        if kind in _DENSE and not hasattr(value, "global_offsets"):
             return self._tensor(value, key_path, path)
         if kind in _MAPPINGS:
             are_simple = are_names(value)
@@ -172,7 +172,9 @@ def check_int(value: int, path: str) -> int:
 
 
 def check_values(tensor: torch.Tensor, path: str) -> None:
-    """Refuse a tensor that has no values, or no shape."""
+    """Refuse a tensor that has no values, no shape, or only its rank's part of them."""
+    if hasattr(tensor, "global_offsets"):
+        raise CheckpointError(f"{path} is this rank's part of a tensor. Save it with DistributedCheckpointIO.")
     if tensor.is_nested:
         raise CheckpointError(
             f"{path} is a nested tensor, which a checkpoint can't hold. Save its parts: tensor.unbind() gives them, "

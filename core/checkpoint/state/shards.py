@@ -21,8 +21,8 @@ def chunks_to_write(name: str, leaf: Any, rank: int) -> Sequence[Chunk]:
         leaf: a tensor, a DTensor, or a `ShardedLeaf`.
         rank: of this process.
     """
-    if isinstance(leaf, ShardedLeaf):
-        return leaf.chunks
+    if isinstance(leaf, ShardedLeaf) or hasattr(leaf, "global_offsets"):
+        return chunks_to_fill(leaf)
     if not hasattr(type(leaf), "__create_chunk_list__"):
         return [_whole(leaf)] if rank == 0 else []
     return chunks_to_fill(leaf) if _is_first_replica(name, leaf) else []
@@ -37,6 +37,9 @@ def chunks_to_fill(leaf: Any, known: dict[Any, Any] | None = None) -> Sequence[C
     """
     if isinstance(leaf, ShardedLeaf):
         return leaf.chunks
+    if hasattr(leaf, "global_offsets"):  # a plain tensor as torch 2.15's CheckpointableTensor
+        own, boxes = leaf.detach(), zip(leaf.global_offsets, leaf.local_offsets, leaf.local_sizes, strict=True)
+        return [Chunk(tuple(there), tuple(sizes), own[Chunk(here, sizes, own).box]) for there, here, sizes in boxes]
     if not hasattr(type(leaf), "__create_chunk_list__"):
         return [_whole(leaf)]
     with torch.no_grad():  # autograd would make a node for it
@@ -54,7 +57,7 @@ def chunks_to_fill(leaf: Any, known: dict[Any, Any] | None = None) -> Sequence[C
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
     """The shape of the whole tensor."""
-    return leaf.global_shape if isinstance(leaf, ShardedLeaf) else tuple(leaf.shape)
+    return tuple(leaf.global_shape if hasattr(leaf, "global_shape") else leaf.shape)
 
 
 def _whole(tensor: torch.Tensor) -> Chunk:

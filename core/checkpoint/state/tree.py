@@ -31,7 +31,7 @@ from core.checkpoint.state.plain_state import (
 )
 from core.checkpoint.state.shards import shape_of
 from core.contract.errors import CheckpointError
-from core.contract.sharded_leaf import ShardedLeaf, TensorDescription
+from core.contract.sharded_leaf import TensorDescription
 from core.text.printable import printable
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def leaves_of(value: object, key_path: KeyPath = ()) -> Iterator[tuple[KeyPath, 
 
 
 def is_sharded(value: object) -> bool:
-    """True if this rank may have only a part of a tensor: our own form, or torch's protocol, as in DTensors."""
-    return isinstance(value, ShardedLeaf) or hasattr(type(value), "__create_chunk_list__")
+    """True if this rank may have only a part of a tensor: our own form, or one of torch's protocols, as in DTensors."""
+    return hasattr(value, "global_shape") or hasattr(type(value), "__create_chunk_list__")
 
 
 class JsonEncoder(Encoder):

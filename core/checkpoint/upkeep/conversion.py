@@ -47,11 +47,6 @@ def convert_checkpoint(
         writer.teardown()
 
 
-def _writer_of(path: PathLike) -> Mapping[str, object]:
-    folder = formats.open_folder(path)
-    return {} if folder.is_file() else formats.with_folder(folder, lambda reader: reader.manifest.writer)
-
-
 class _Reader(DistributedCheckpointIO):
     """Loads core's own forms, and refuses a state that would take far more room than what it was read from."""
 
@@ -84,7 +79,9 @@ class _PassedOn:
     @cached_property
     def writer(self) -> Mapping[str, Any]:
         """The writer of the original, if it is of one of the core's forms."""
-        return _writer_of(self._source) if self._source is not None else {}
+        if self._source is None or (folder := formats.open_folder(self._source)).is_file():
+            return {}
+        return formats.with_folder(folder, lambda reader: reader.manifest.writer)
 
     def barrier(self) -> None:
         """Return at once: there is no other rank to wait for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from core.checkpoint.any_form import formats
@@ -80,13 +81,11 @@ def collectable(folder: PathLike, keep: int) -> list[Removable]:
 
 
 def _verifies(listed: Listed) -> bool:
-    if not listed.is_whole:
-        return False
-    try:
-        formats.verify_checkpoint(listed.path)
-    except CheckpointError:
-        return False
-    return True
+    with suppress(CheckpointError):
+        if listed.is_whole:
+            formats.verify_checkpoint(listed.path)
+            return True
+    return False
 
 
 def _removable(listed: Listed, why: str) -> Removable:

@@ -369,7 +369,7 @@ def test_who_lists_attributes_meets_no_error():
     inspect.getmembers(Fabric(accelerator="cpu"))
 
 
-@pytest.mark.filterwarnings("ignore:`?torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`?torch.jit:DeprecationWarning", "ignore:`torch.jit:FutureWarning")
 def test_a_module_is_traced_before_and_after_a_trainer_has_run_it():
     class Called(Net):
         def forward(self, batch):

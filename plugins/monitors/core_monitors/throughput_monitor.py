@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from core import callbacks
 from core.callbacks import Callback
-from core.contract import ConfigurationError
+from core.contract import ConfigurationError, CoreError
 from core.data import size_of
 from core.trainer import warn_caller
 from core_monitors.arguments import require_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from torch import nn
 
@@ -29,6 +31,8 @@ class ThroughputMonitor(Callback):
 
     `throughput/batches_per_s`, `samples_per_s`, `tokens_per_s`, `flops_per_s`, `model_flops_utilization` (0 to 1), and
     the totals `samples` and `tokens`.
+
+    Where core-plan is installed it is a `PlannedMemory` too: an error for want of memory says what the rank had.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class ThroughputMonitor(Callback):
         num_tokens_fn: Callable[[Any], int] | None = None,
         flops_per_batch: float | Callable[[Any], float] | None = None,
         peak_flops_per_s: float | None = None,
+        plans: str | Path | None = None,
     ) -> None:
         """Create the callback. Functions get a batch on the device; reading its values waits for the device each step.
 
@@ -48,9 +53,12 @@ class ThroughputMonitor(Callback):
                 a function of the batch. `torch.utils.flop_counter.FlopCounterMode` measures it.
             peak_flops_per_s: what the device could do in this precision at best, from its data sheet: 989e12 for
                 bfloat16 on an H100.
+            plans: what `core plan --json` has printed for this run's strategy, as a file: the planned memory is logged
+                beside the real one.
 
         Raises:
-            ConfigurationError: a peak without FLOPs, or one that isn't positive.
+            ConfigurationError: a peak without FLOPs, or one that isn't positive; or a file that has no such plan.
+            ImportError: a file, and core-plan isn't installed.
         """
         if peak_flops_per_s is not None and (flops_per_batch is None or peak_flops_per_s <= 0):
             raise ConfigurationError(
@@ -61,6 +69,7 @@ class ThroughputMonitor(Callback):
         self.num_tokens_fn = num_tokens_fn
         self.flops_per_batch = flops_per_batch
         self.peak_flops_per_s = peak_flops_per_s
+        self._memory = _planned_memory(plans)
         self._totals = {"samples": 0, "tokens": 0}
         self._has_warned = False
         self._clear()
@@ -90,6 +99,8 @@ class ThroughputMonitor(Callback):
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Begin to measure."""
         self._every, self._step_seen = trainer.options.log_every_n_steps, trainer.global_step
+        if self._memory is not None:
+            self._memory.on_train_start(trainer, module)
         self._wait(trainer)
         self._clear()
 
@@ -106,6 +117,13 @@ class ThroughputMonitor(Callback):
             self._step_seen = step
             if step // self._every > before // self._every:
                 self._measure(trainer)
+        if self._memory is not None:
+            self._memory.on_train_batch_end(trainer, module, outputs, batch, batch_idx)
+
+    def on_exception(self, trainer: Trainer, module: nn.Module, exception: BaseException) -> None:
+        """Note what the rank had, if its memory ran out."""
+        if self._memory is not None:
+            self._memory.on_exception(trainer, module, exception)
 
     def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """The clock stops, when the device has done its training work."""
@@ -160,3 +178,14 @@ class ThroughputMonitor(Callback):
     def _wait(self, trainer: Trainer) -> None:
         # Python runs ahead of the device: without a wait, the clock would measure how fast work is queued.
         trainer.strategy.accelerator.synchronize(trainer.strategy.root_device)
+
+
+def _planned_memory(plans: str | Path | None) -> Callback | None:
+    """What core-plan has for it; without a file None, where core-plan can't be used."""
+    try:
+        planned: Callback = callbacks.PlannedMemory(plans)
+    except (ImportError, CoreError):
+        if plans is not None:
+            raise
+        return None
+    return planned

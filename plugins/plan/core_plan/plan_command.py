@@ -36,12 +36,14 @@ Examples:
 @click.option("--devices", type=click.IntRange(1), default=1, show_default=True, help="Ranks a node.")
 @click.option("--num-nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes.")
 @click.option("--memory", metavar="SIZE", help="Of a device, such as 80GiB: say what fits, and what would make it fit.")
-@click.option("--strategies", metavar="NAMES", help="Such as ddp,parallel:shard=4,tensor=2. [default: all]")
+@click.option(
+    "--strategies",
+    metavar="NAMES",
+    help="Such as ddp,parallel:shard=4,tensor=2. [default: the program's and all others]",
+)
 @click.option("--precision", metavar="NAME", help="In place of the program's.")
 @click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with charts.")
-@click.option(
-    "--over-devices", is_flag=True, help="MemoryPlan for fewer devices too; the page draws the peak over them."
-)
+@click.option("--over-devices", is_flag=True, help="Plan for fewer devices too; the page draws the peak over them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--show-output", is_flag=True, help="Show what the program prints, and tracebacks of what is refused.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what is sent by operation and axis, and all assumed values.")
@@ -59,7 +61,7 @@ def plan(
     show_output: bool,
     verbose: bool,
 ) -> None:
-    """MemoryPlan for PROGRAM, a script or `module:Class`, on devices that needn't be there.
+    """Plan for PROGRAM, a script or `module:Class`, on devices that needn't be there.
 
     The program runs up to its second optimizer step under each strategy's own code, on tensors that have no memory, as
     one rank of a world that doesn't exist. What it prints and writes with core is left out. Its own ARGUMENTS follow
@@ -115,11 +117,15 @@ class _Planning:
         from core_plan.layouts import installed_strategies
 
         names = [strategies] if strategies else installed_strategies(self._devices, self._num_nodes)
-        found = []
-        for contender in map(str, parse_contenders(names)):
+        waiting, found = [*map(str, parse_contenders(names))], {}
+        while waiting:
+            contender = waiting.pop(0)
             made = self._plan(contender, self._devices, self._num_nodes, self._options, what=contender)
-            found.append(judge(made, limit_bytes, self._options, self._changed))
-        return found
+            found[contender] = judge(made, limit_bytes, self._options, self._changed)
+            own = made.own_strategy
+            if own and not strategies and own not in (*found, *waiting):
+                waiting.insert(0, own)
+        return [*found.values()]
 
     def curves(self, plans: Sequence[MemoryPlan]) -> dict[str, list[MemoryPlan]]:
         """Plans for fewer devices, then those that are given, by strategy; those alone that there are."""

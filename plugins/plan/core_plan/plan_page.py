@@ -35,7 +35,7 @@ def render(title: str, assessments: Sequence[Assessment], curves: Mapping[str, S
         assessments: one for each strategy.
         curves: by strategy its plans over numbers of devices; empty leaves the chart out.
     """
-    return page(f"MemoryPlan: {title}", _body(title, assessments, curves))
+    return page(f"Plan: {title}", _body(title, assessments, curves))
 
 
 def _body(title: str, assessments: Sequence[Assessment], curves: Mapping[str, Sequence[MemoryPlan]]) -> Iterator[str]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +109,17 @@ def _note(trainer: Trainer, plan: Mapping[str, Any] | None) -> Iterable[str]:
     devices = -(-strategy.world_size // strategy.num_nodes)
     size = "SIZE" if room is None else f"{room // 2**20}MiB"
     nodes = f" --num-nodes {strategy.num_nodes}" if strategy.num_nodes > 1 else ""
-    yield f"`core plan PROGRAM --devices {devices}{nodes} --memory {size}` says what would make it fit."
+    program, arguments = _program()
+    yield f"`core plan {program} --devices {devices}{nodes} --memory {size}{arguments}` says what would make it fit."
+
+
+def _program() -> tuple[str, str]:
+    """The script of this process, and its arguments after `--`, as they are written in a shell."""
+    main = sys.modules["__main__"]
+    path = None if getattr(main, "__spec__", None) else getattr(main, "__file__", None)  # python -m has one
+    if path is None or not sys.argv or os.path.abspath(sys.argv[0]) != os.path.abspath(path):
+        return "PROGRAM", ""
+    return shlex.quote(sys.argv[0]), f" -- {shlex.join(sys.argv[1:])}" if sys.argv[1:] else ""
 
 
 def _read(path: Path, strategy: str | None) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class MemoryPlan:
         checkpoint_bytes: that a rank writes.
         source: "rehearsed" without memory; "run" for real, with as many ranks; "extrapolated" from runs of 1 and 2.
         assumed: values that the program asked for and nobody has, and what they were taken to be; or why it was run.
+        own_strategy: the alias that the program itself names, if it was rehearsed and names one.
         failure: why there is no plan; None if there is one.
     """
 
@@ -55,6 +56,7 @@ class MemoryPlan:
     checkpoint_bytes: int = 0
     source: str = "rehearsed"
     assumed: Sequence[str] = ()
+    own_strategy: str | None = None
     failure: str | None = None
 
     @property
@@ -73,7 +75,7 @@ def plan(
     is_loud: bool = False,
     **options: Any,
 ) -> list[MemoryPlan]:
-    """Main process. MemoryPlan for a program under each strategy. It needs no device and no memory for the model.
+    """Main process. Plan for a program under each strategy. It needs no device and no memory for the model.
 
     Each plan is made in a copy of this process, in which the program runs under the strategy's own code up to its
     second optimizer step, as rank 0 of a world that doesn't exist, with tensors that have no memory.
@@ -160,7 +162,7 @@ def _rehearsed(stage: _Stage) -> dict[str, Any]:
         why = found["failure"]
         found = {**run_small, "assumed": [why]}
         if "failure" in run_small:
-            found = {"failure": f"{why} {run_small['failure']} MemoryPlan a smaller model of the same kind."}
+            found = {"failure": f"{why} {run_small['failure']} Plan for a smaller model of the same kind."}
     found.pop("is_refusal", None)
     return found
 

@@ -118,11 +118,12 @@ def test_a_class_of_a_module_and_a_programs_own_arguments(core_plan):
 
 @pytest.mark.slow  # about ten rehearsals
 def test_without_names_all_installed_strategies_are_planned_for(core_plan):
-    found = plans(core_plan("train:Net", "--devices", "2", "--json"))
-    assert {"ddp", "fsdp", "model_parallel", "parallel:shard=2", "parallel:tensor=2", "parallel:pipeline=2"} <= set(
-        found
-    )
-    assert not {"single_device", "fsdp_cpu_offload", "parallel"} & set(found)
+    own = PROGRAM.replace("Trainer(", 'Trainer(strategy="fsdp_cpu_offload", devices=2, ')
+    (core_plan.folder / "train.py").write_text(own, encoding="utf-8")
+    found = plans(core_plan("train.py", "--devices", "2", "--json"))
+    named = {"ddp", "fsdp", "model_parallel", "parallel:shard=2", "parallel:tensor=2", "parallel:pipeline=2"}
+    assert named | {"fsdp_cpu_offload"} <= set(found), "the program's own preset too"
+    assert not {"single_device", "parallel", "ddp_spawn"} & set(found)
 
 
 def test_the_page_has_a_bar_a_strategy_and_the_peak_over_devices(core_plan):

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from plan_nets import LAYER_BYTES, WIDTH, AsksForFinite, AsksForValues, Buffered, Net
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from core import STRATEGY_REGISTRY
 from core_plan import MemoryPlan, plan
+from core_plan.rehearsal.known_shapes import KnownShapes
 
 MODEL_BYTES = 2 * LAYER_BYTES
 
@@ -31,6 +34,58 @@ def test_memory_by_kind() -> None:
     assert found.peak_bytes == sum(found.memory.values())
     assert found.checkpoint_bytes == 3 * MODEL_BYTES + 8
     assert found.source == "rehearsed"
+
+
+def test_shapes_that_dtensor_computes_with_have_no_memory() -> None:
+    alone, sharded = _plan(Net, "single_device", devices=1), _plan(Net, "fsdp", devices=1)
+    assert sharded.memory["transient"] == pytest.approx(alone.memory["transient"], abs=64)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x + 1,
+        lambda x: x.add_(2.5),
+        lambda x: x.t(),
+        lambda x: x[1:, 2:],
+        lambda x: x.to(torch.bfloat16),
+        lambda x: x.split(2),
+        lambda x: x.expand(3, 4, 6),
+        lambda x: torch.cat([x, x]),
+        lambda x: torch.ops.aten.native_layer_norm(x, [6], None, None, 1e-5),
+    ],
+)
+def test_results_are_those_of_torch(call: Any) -> None:
+    mode = FakeTensorMode()
+    calls = KnownShapes(mode)
+
+    class Knowing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return calls.call(func, args, kwargs or {})
+
+    with mode:
+        tensors = [torch.empty(5, 7)[1:, 1:] for _ in range(3)]
+    expected = call(tensors[0])
+    with Knowing():
+        results = [call(tensor) for tensor in tensors[1:]]
+    for tensor, result in zip(tensors[1:], results, strict=True):
+        assert _described(result, tensor) == _described(expected, tensors[0])
+
+
+def _described(result: Any, given: torch.Tensor) -> list[Any]:
+    return [
+        (
+            type(one),
+            one.shape,
+            one.stride(),
+            one.dtype,
+            one.device,
+            one.storage_offset(),
+            one.untyped_storage().nbytes(),
+            one.untyped_storage()._cdata == given.untyped_storage()._cdata,
+        )
+        for one in ([result] if isinstance(result, torch.Tensor) else result)
+    ]
 
 
 def test_what_is_sent() -> None:

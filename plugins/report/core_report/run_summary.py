@@ -82,7 +82,7 @@ def speed_of(run: RunRecord) -> str:
 
 
 def memory_of(run: RunRecord) -> str:
-    """The greatest memory that is known of rank 0's device, or of its process."""
+    """The greatest memory that is known of rank 0's device, or of its process; what core-plan has planned beside it."""
     stats = run.facts.get("memory")
     found = {name: [value] for name, value in stats.items()} if isinstance(stats, dict) else {}
     for name, series in run.metrics.items():
@@ -91,7 +91,8 @@ def memory_of(run: RunRecord) -> str:
     for name in sorted(found, key=lambda name: ("reserved" in name, name)):
         values = [number for value in found[name] if (number := _number(value)) is not None]
         if "peak" in name and name.endswith("_bytes") and values:
-            return size_text(max(values))
+            planned = [value for _, value in run.metrics.get("device/planned_bytes", ())]
+            return size_text(max(values)) + (f", planned {size_text(planned[-1])}" if planned else "")
     return ""
 
 

@@ -17,10 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from core_plan.rehearsal.known_shapes import KnownShapes
 from core_plan.rehearsal.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 _REAL_BYTES = {True: 4096, False: 2**24}
 """A tensor made of nothing is real up to this size: of floats, such as a rank's vote, and of integers, by which a
@@ -68,6 +71,7 @@ class Rehearsal(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self._has_peers, self._is_real = has_peers, is_real
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._shapes = KnownShapes(self.fake)
         self.ledger = Ledger()
         self.sent: Counter[tuple[str, str]] = Counter()
         self.assumed: dict[str, None] = {}
@@ -89,10 +93,14 @@ class Rehearsal(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass_type(one) for one in types):
             return NotImplemented  # a DTensor: its own operations on local tensors come next
+        if func is torch.ops.prim.device.default:  # more than half of all calls
+            return func(*args)
         kwargs = kwargs or {}
+        if torch._C._get_dispatch_mode(_FAKE) is not None:
+            return func(*args, **kwargs)  # DTensor asks for the shapes of whole tensors, which nobody has
         if str(kwargs.get("device")) == "meta":
             return tree_map(_bare, func(*args, **kwargs))  # shapes alone are asked for, as by DTensor
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = [*_tensors_in(args), *_tensors_in(kwargs.values())]
         is_fake = any(isinstance(tensor, FakeTensor) for tensor in given)
         if func.namespace in ("c10d", "_c10d_functional"):
             self._count_sent(func, args, kwargs)
@@ -112,9 +120,8 @@ class Rehearsal(TorchDispatchMode):
         self.num_operations += 1
         if self.counts:
             in_backward = torch._C._current_graph_task_id() != -1
-            for tensor in tree_leaves(result):
-                if isinstance(tensor, torch.Tensor):
-                    self.ledger.see(tensor, in_backward)
+            for tensor in _tensors_in((result,)):
+                self.ledger.see(tensor, in_backward)
             if is_fake and func in _LARGER and not (func in _LOSSES and result.ndim):
                 self._enlarge(func, args, kwargs, result)
         return result
@@ -130,7 +137,7 @@ class Rehearsal(TorchDispatchMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return func(*args, **kwargs)
+            return self._shapes.call(func, args, kwargs)
         except (DynamicOutputShapeException, NotImplementedError) as cause:
             raise CannotRehearse(f"{func} needs the values of its tensors, and {_place()} asks for it.") from cause
 
@@ -205,6 +212,14 @@ def _of_finite(func: Any, args: Any) -> bool | None:
     if func in (aten.eq.Scalar, aten.ne.Scalar) and abs(args[1]) == math.inf:
         return bool(func is aten.ne.Scalar)
     return None
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors_in(value)
 
 
 def _with_values(leaf: Any) -> Any:

@@ -90,6 +90,7 @@ class Rehearsed:
         self._rank, self._has_peers, self._is_real = rank, meeting is not None, is_real
         self._report, self._mode, self._num_steps = report, Rehearsal(self._has_peers, is_real), 0
         self.strategy: Strategy | None = None
+        self._own_strategy: str | None = None
         join(devices * num_nodes, rank, meeting)
         self._replace(options)
         without_memory: Any = lambda module, name, one: self._mode.weightless(one)  # noqa: E731  # their types say None
@@ -111,7 +112,7 @@ class Rehearsed:
             "accelerator": "cpu",
             "devices": self._devices,
             "num_nodes": self._num_nodes,
-            "strategy": lambda given: self._contender.make(),
+            "strategy": self._make_strategy,
             "plugins": self._plugins,
             "watch": False,
             "compile": False,
@@ -124,6 +125,10 @@ class Rehearsed:
         replace_arguments(torch.utils.data.DataLoader, _WITHOUT_WORKERS)
         for owner, name in ((Trainer, "fit"), (Fabric, "setup"), (Fabric, "setup_module")):
             setattr(owner, name, self._begins_at(getattr(owner, name)))
+
+    def _make_strategy(self, given: Any) -> Any:
+        self._own_strategy = given if isinstance(given, str) and given != "auto" else None
+        return self._contender.make()
 
     def _plugins(self, given: Any) -> list[Any]:
         kept = given if isinstance(given, list | tuple) else [] if given is None else [given]
@@ -210,6 +215,7 @@ class Rehearsed:
             "sent": dict(sent),
             "checkpoint_bytes": self._checkpoint_bytes(optimizer),
             "assumed": list(self._mode.assumed),
+            "own_strategy": self._own_strategy,
         }
 
     def _axes(self) -> dict[str, str]:

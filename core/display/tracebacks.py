@@ -117,14 +117,11 @@ def _format_frames(error: BaseException) -> str:
         if not hidden[index]:
             # Where what is called is left out, the marks below the call are too: they would mark all of it.
             is_plain = hidden[index + 1] or _origin(frames[index]) == "library"
-            parts[-1].append(_without_marks(summary) if is_plain else summary)
+            plain = traceback.FrameSummary(summary.filename, summary.lineno, summary.name, line=summary.line)
+            parts[-1].append(plain if is_plain else summary)
         elif len(parts) == 1 and _origin(frames[index]) == "core":
             parts.append([])  # the remark comes once, where the first of them was
     return _LEFT_OUT.join("".join(traceback.StackSummary.from_list(part).format()) for part in parts)
-
-
-def _without_marks(summary: traceback.FrameSummary) -> traceback.FrameSummary:
-    return traceback.FrameSummary(summary.filename, summary.lineno, summary.name, line=summary.line)
 
 
 def _hidden(error: BaseException, frames: list[FrameType]) -> list[bool]:

@@ -9,11 +9,7 @@ if TYPE_CHECKING:
 
 
 class GoBack(Exception):
-    """Raised by a callback on all ranks, between two optimizer steps: `fit` goes on from a state that it has saved."""
-
-    def __init__(self, path: PathLike) -> None:
-        super().__init__(path)
-        self.path = path
+    """Raised by a callback on all ranks, between two optimizer steps: `fit` goes on from the state at its argument."""
 
 
 @runtime_checkable

@@ -68,9 +68,7 @@ def _run(run: Run, crosses_processes: bool) -> Any:
             run.events.emit("setup", run.stage)
             run.ckpt_path = find_checkpoint(run, run.ckpt_path)
             run.profiled("setup_strategy", _set_up)(run)
-            if run.trains:
-                _fit(run)
-            result = None if run.trains else _evaluate(run)
+            result = (_fit if run.trains else _evaluate)(run)
         rank_loggers.finalize(run.publisher.loggers)
         if crosses_processes:
             from core.trainer.state.worker_result import WorkerResult
@@ -186,10 +184,9 @@ def _train(run: Run) -> FitLoop:
             loop.run()
             return loop
         except GoBack as asked:
-            path = asked.path
+            (run.ckpt_path,) = asked.args
         loop.step.release()
-        run.running_step = None
-        run.ckpt_path, run.resume, run.pending_saves = path, None, []
+        run.running_step, run.resume, run.pending_saves = None, None, []
         run.logged.begin_stage()
         run.progress.start_clock()
         set_up.restore(run, begins=False)

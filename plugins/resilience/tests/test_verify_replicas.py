@@ -292,5 +292,5 @@ def test_shards_of_a_mesh_are_compared_with_their_copies():
 
 @pytest.mark.parametrize("options", [{"every_n_steps": 0}, {"every_n_steps": 1, "on_difference": "stop"}])
 def test_wrong_arguments_are_refused(options):
-    with pytest.raises(ConfigurationError, match=r"expected 1 step or more, and 'end' or 'warn'"):
+    with pytest.raises(ConfigurationError, match=r"expected 1 step or more, 'end', 'warn' or 'go_back', and 1 or more"):
         VerifyReplicas(**options)

@@ -29,7 +29,8 @@ class Allocations(TorchDispatchMode):
     """Counts while it is entered.
 
     A storage counts from the first operation that takes or returns a tensor in it, until it is freed; when it changes
-    its size, it counts by the new one. Storages on meta have none.
+    its size, it counts by the new one. Storages on meta have none: those of DTensor's
+    own computing with shapes too.
 
     Attributes:
         live_bytes: of the storages that are alive.
@@ -95,7 +96,7 @@ class Allocations(TorchDispatchMode):
         if is_traceable_wrapper_subclass(tensor):
             names, _ = tensor.__tensor_flatten__()
             self.count(getattr(tensor, name) for name in names)
-        elif tensor.layout == torch.strided and tensor.device.type != "meta":
+        elif tensor.layout == torch.strided and tensor.untyped_storage().device.type != "meta":
             self._count_storage(tensor.untyped_storage())
 
     def _count_storage(self, storage: torch.UntypedStorage) -> None:

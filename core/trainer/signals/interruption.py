@@ -40,8 +40,8 @@ class Interrupted(SystemExit):
     """
 
     def __init__(self, number: int, *, is_agreed: bool = False) -> None:
-        super().__init__(128 + number)
-        self.signal, self.is_agreed = signal.Signals(number), is_agreed
+        super().__init__(128 + number % 128)  # a copy is made with the code
+        self.signal, self.is_agreed = signal.Signals(number % 128), is_agreed
 
     def __str__(self) -> str:
         return f"interrupted by {self.signal.name}"

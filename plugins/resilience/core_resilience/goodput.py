@@ -62,7 +62,10 @@ class Goodput(Callback):
         return {"seconds": dict(self.seconds), "saved_at": time.time()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Add what was before; what lies between is lost."""
+        """Add what was before; what lies between is lost. To a state of this run goes back who does its steps again."""
+        if self._part != "start":
+            self._undo(state["seconds"]["useful"])
+            return
         for part, seconds in state["seconds"].items():
             self.seconds[part] += seconds - self._seconds_before[part]
         self.seconds["lost"] += max(0.0, self._began_at - state["saved_at"])
@@ -134,6 +137,12 @@ class Goodput(Callback):
         shares = self.shares
         rest = ", ".join(f"{part} {share:.1%}" for part, share in shares.items() if part != "useful" and share >= 5e-4)
         return f"Goodput {shares['useful']:.1%} of {sum(self.seconds.values()):.1f} s" + (f"; {rest}." if rest else ".")
+
+    def _undo(self, useful_s: float) -> None:
+        """What was useful after a state isn't any more."""
+        undone_s = self.seconds["useful"] - useful_s + self._window_s + self._end_part()
+        self.seconds |= {"useful": useful_s, "lost": self.seconds["lost"] + undone_s}
+        self._part, self._window_s = "data", 0.0
 
     def _log(self, trainer: Trainer) -> None:
         shares = {f"{_PREFIX}/{part}": share for part, share in self.shares.items()}

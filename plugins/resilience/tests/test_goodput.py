@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from core.callbacks import Callback, Goodput, ModelCheckpoint, SpikeGuard
+from core.callbacks import Callback, Goodput, MemoryCheckpoint, ModelCheckpoint, SpikeGuard
 from core.checkpoint import TorchCheckpointIO
 from core.loggers import CSVLogger
 from core_testing import Backend
@@ -149,3 +149,26 @@ def test_shares_are_logged_and_printed(tmp_path, capsys):
 def test_the_line_can_be_left_out(tmp_path, capsys):
     fit(tmp_path, Goodput(verbose=False))
     assert "Goodput" not in capsys.readouterr().out
+
+
+class BackOnce(Callback):
+    """Goes back once, after the third step to the first."""
+
+    def __init__(self, memory):
+        self.memory, self.asked = memory, False
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.global_step == 3 and not self.asked:
+            self.asked = True
+            self.memory.go_back(trainer, 1)
+
+
+def test_steps_that_are_done_again_are_lost_and_no_second_counts_twice(tmp_path):
+    goodput, memory = Goodput(verbose=False), MemoryCheckpoint(folder=tmp_path, keep=3)
+    trainer = make_trainer(tmp_path, goodput, memory, BackOnce(memory), max_epochs=1, limit_val_batches=0)
+    began_s = time.monotonic()
+    trainer.fit(SlowSteps(), DataLoader(torch.ones(4, 1, 2)))
+    took_s, start_s = time.monotonic() - began_s, goodput.seconds["start"]
+    assert goodput.seconds["lost"] >= 2 * NAP_S
+    assert goodput.seconds["useful"] >= 4 * NAP_S
+    assert sum(goodput.seconds.values()) - start_s <= took_s

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from core import callbacks
 from core.callbacks import Callback
 from core.contract import ConfigurationError, CoreError
 from core.data import size_of
+from core.registry import load_export
 from core.trainer import warn_caller
 from core_monitors.arguments import require_logger
 
@@ -181,10 +181,10 @@ class ThroughputMonitor(Callback):
 
 
 def _planned_memory(plans: str | Path | None) -> Callback | None:
-    """What core-plan has for it; without a file None, where core-plan can't be used."""
+    """The callback of core-plan; None without a file, where core-plan can't be used."""
     try:
-        planned: Callback = callbacks.PlannedMemory(plans)
-    except (ImportError, CoreError):
+        planned: Callback = load_export("core.callbacks", "PlannedMemory")(plans)
+    except (AttributeError, ImportError, CoreError):
         if plans is not None:
             raise
         return None

@@ -139,7 +139,7 @@ class Goodput(Callback):
         return f"Goodput {shares['useful']:.1%} of {sum(self.seconds.values()):.1f} s" + (f"; {rest}." if rest else ".")
 
     def _undo(self, useful_s: float) -> None:
-        """What was useful after a state isn't any more."""
+        """Count as lost the time that was useful after a state."""
         undone_s = self.seconds["useful"] - useful_s + self._window_s + self._end_part()
         self.seconds |= {"useful": useful_s, "lost": self.seconds["lost"] + undone_s}
         self._part, self._window_s = "data", 0.0

@@ -33,7 +33,7 @@ class KnownShapes:
         self._known: dict[Any, Any] = {}
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What `func` returns: of aten, and with tensors without memory only, from what is known."""
+        """The result of `func`: of aten, and with tensors without memory only, from what is known."""
         tensors: list[FakeTensor] = []
         key: list[Any] = [func]
         if func.namespace != "aten" or not self._describe(args, key, tensors):
@@ -75,7 +75,7 @@ class KnownShapes:
 
     @staticmethod
     def _learnt(func: Any, tensors: list[FakeTensor], result: Any) -> Any:
-        """What is remembered: the kind of the result and its parts. None: it has to be called each time."""
+        """The kind of the result and its parts, to be remembered. None: it has to be called each time."""
         if any(tag in func.tags for tag in _CHANGING) or not tensors:
             return None
         if result is tensors[0]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from core_parallel.stages.layout import Layout
 
+_MANUAL = "manual_backward_finalization_active"
+
 
 class Shards:
     """The units of a stage: its parts, and units in these. What no part has stays whole.
@@ -95,6 +97,8 @@ class Shards:
         for unit in self.units:
             state: Any = unit._get_fsdp_state()
             if state._is_root:
+                if getattr(state._state_ctx, _MANUAL, False) is None:
+                    setattr(state._state_ctx, _MANUAL, False)  # torch 2.15 sets it within a backward
                 state._root_post_backward_final_callback()
         self.reshard()
 

@@ -187,13 +187,7 @@ def _small(stage: _Stage) -> dict[str, Any] | None:
     more["memory"] = {
         key: _extrapolated(one["memory"][key], of_two, world_size) for key, of_two in two["memory"].items()
     }
-    # One rank gathers nothing, and what each of more gives is its share.
-    more["sent"] = {
-        key: 2 * of_two // world_size
-        if key.startswith("allgather")
-        else _extrapolated(one["sent"].get(key, of_two), of_two, world_size)
-        for key, of_two in two["sent"].items()
-    }
+    more["sent"] = {key: _sent_by_more(key, of_two, world_size) for key, of_two in two["sent"].items()}
     for name in ("setup_bytes", "checkpoint_bytes"):
         more[name] = _extrapolated(one[name], two[name], world_size)
     return more
@@ -203,6 +197,11 @@ def _extrapolated(one: int, two: int, world_size: int) -> int:
     """Bytes with so many ranks, of a part that each has and a part that they share, by those of 1 and of 2 ranks."""
     shared = 2 * (one - two)
     return max(0, one - shared + shared // world_size)
+
+
+def _sent_by_more(operation: str, of_two: int, world_size: int) -> int:
+    """Bytes that a rank hands to a collective: its share of what is gathered, all of what is reduced."""
+    return 2 * of_two // world_size if operation.startswith("allgather") else of_two
 
 
 def _available_bytes() -> int:

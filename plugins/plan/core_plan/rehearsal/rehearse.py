@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _NUM_STEPS = 2
 """The second has the optimizer's state beside activations. What DDP and engines do in it once is over in a third."""
 
-_MANY = 20_000
+_MANY = 40_000
 """Operations of two steps after which there is no third."""
 
 _MOST_WINDOWS = 8

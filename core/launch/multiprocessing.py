@@ -58,6 +58,11 @@ class MultiprocessingLauncher(Launcher):
     calls_in_place = False
 
     def __init__(self, start_method: StartMethod = "spawn") -> None:
+        """Create the launcher.
+
+        Args:
+            start_method: one of those.
+        """
         self.start_method: StartMethod = start_method
         self.pickles = start_method != "fork"
 

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -414,7 +414,7 @@ def test_a_folder_is_a_board(tmp_path):
 def test_the_verdict_of_a_worker_is_the_launchers_error():
     ranks = [WAITS.location(), status(1, "asleep").location()]
     error = HangError("Rank 1 is asleep.", absent=[1], ranks=ranks, stacks_path="/a")
-    report = WorkerFailure.from_message(WorkerFailure.of(error).to_message())
+    report = WorkerFailure(**asdict(WorkerFailure.of(error)))
     found = worker_error(0, 1, report)
     assert isinstance(found, HangError)
     assert (found.rank, found.absent, found.ranks, found.stacks_path) == (1, (1,), tuple(ranks), "/a")

@@ -251,7 +251,19 @@ def test_a_card_tells_of_whole_suites(core_cli, lines):
 def test_runs_with_a_core_that_keeps_no_cards(core_cli, lines):
     """Its oldest, of the same version: this one, but for those names."""
     lines()
-    older = "from core import cli\n\nmain = cli.main\ndel cli.own_card, cli.files_digest, cli.package_folder\n"
+    older = """from core import cli
+
+main, its_own = cli.main, cli.__getattr__
+
+
+def without_cards(name):
+    if name in ("own_card", "files_digest", "package_folder"):
+        raise AttributeError(name)
+    return its_own(name)
+
+
+cli.__getattr__ = without_cards
+"""
     core_cli.install("older", modules={"older": older})
 
     def run(*arguments):

@@ -127,7 +127,8 @@ class Rehearsed:
             setattr(owner, name, self._begins_at(getattr(owner, name)))
 
     def _make_strategy(self, given: Any) -> Any:
-        self._own_strategy = given if isinstance(given, str) and given != "auto" else None
+        if isinstance(given, str) and given != "auto":  # a Fabric within a Trainer gets an object
+            self._own_strategy = given
         return self._contender.make()
 
     def _plugins(self, given: Any) -> list[Any]:

@@ -108,6 +108,23 @@ def test_offloaded_state_is_in_the_memory_of_the_cpu(core_plan):
     assert here["offloaded_to_cpu"] == {}
 
 
+def test_a_program_that_logs_and_has_monitors_needs_no_change(core_plan):
+    own = PROGRAM.replace("Trainer(", "Trainer(callbacks=[ThroughputMonitor()], log_every_n_steps=1, ")
+    own = own.replace(
+        "return self.layers(batch).square().mean()", "return self.log_(self.layers(batch).square().mean())"
+    )
+    log = (
+        '    def log_(self, loss):\n        self.log("loss", loss)\n        return loss\n\n    def configure_optimizers'
+    )
+    own = own.replace("    def configure_optimizers", log)
+    own = own.replace("from core import", "from core.callbacks import ThroughputMonitor\nfrom core import")
+    (core_plan.folder / "train.py").write_text(own, encoding="utf-8")
+    found = plans(core_plan("train.py", "--devices", "2", "--strategies", "ddp", "--json"))["ddp"]
+    assert found["failure"] is None
+    assert found["assumed"] == []
+    assert [*core_plan.folder.glob("**/*")] == [core_plan.folder / "train.py"], "nothing was written"
+
+
 def test_a_class_of_a_module_and_a_programs_own_arguments(core_plan):
     of_class = plans(core_plan("train:Net", "--strategies", "single_device", "--json"))
     assert of_class["single_device"]["memory"]["parameters"] == PARAMETERS

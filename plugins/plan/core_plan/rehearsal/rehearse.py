@@ -24,7 +24,7 @@ from core.callbacks import Callback
 from core_plan.arguments import replace_arguments
 from core_plan.rehearsal.mode import Rehearsal
 from core_plan.rehearsal.world import PretendedEnvironment, join, pass_by_values, pretend
-from core_plan.silence import kept_callbacks
+from core_plan.silence import kept_callbacks, silent_loggers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,8 @@ _WITHOUT_WORKERS = {
 }
 
 _QUIET = {
-    "logger": False,
+    "logger": silent_loggers,
+    "log_every_n_steps": 2**31,  # nobody has the values
     "enable_checkpointing": False,
     "enable_progress_bar": False,
     "enable_model_summary": False,
@@ -118,7 +119,7 @@ class Rehearsed:
             "compile": False,
         }
         own = {name: value for name, value in options.items() if name != "accumulate_grad_batches"}
-        replace_arguments(Fabric, {**common, "loggers": None, **own}, self._made)
+        replace_arguments(Fabric, {**common, "loggers": silent_loggers, **own}, self._made)
         watching = _Watching(self._mode.ledger.begin_steps, self._give_up)
         callbacks = {"callbacks": lambda given: [*kept_callbacks(given), watching]}
         replace_arguments(Trainer, {**common, **_QUIET, **callbacks, "limit_val_batches": 0, **options}, self._made)

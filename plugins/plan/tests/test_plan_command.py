@@ -108,7 +108,7 @@ def test_offloaded_state_is_in_the_memory_of_the_cpu(core_plan):
     assert here["offloaded_to_cpu"] == {}
 
 
-def test_a_program_that_logs_and_has_monitors_needs_no_change(core_plan):
+def test_a_program_that_logs_evaluates_and_has_monitors_needs_no_change(core_plan):
     own = PROGRAM.replace("Trainer(", "Trainer(callbacks=[ThroughputMonitor()], log_every_n_steps=1, ")
     own = own.replace(
         "return self.layers(batch).square().mean()", "return self.log_(self.layers(batch).square().mean())"
@@ -118,10 +118,12 @@ def test_a_program_that_logs_and_has_monitors_needs_no_change(core_plan):
     )
     own = own.replace("    def configure_optimizers", log)
     own = own.replace("from core import", "from core.callbacks import ThroughputMonitor\nfrom core import")
+    before = '    [before] = Trainer(accelerator="cpu").validate(Net())\n    print(before["val_loss"])\n'
+    own = own.replace('if __name__ == "__main__":\n', f'if __name__ == "__main__":\n{before}')
     (core_plan.folder / "train.py").write_text(own, encoding="utf-8")
     found = plans(core_plan("train.py", "--devices", "2", "--strategies", "ddp", "--json"))["ddp"]
     assert found["failure"] is None
-    assert found["assumed"] == []
+    assert found["assumed"] == ["metrics of an evaluation before fit were taken to be 1.0"]
     assert [*core_plan.folder.glob("**/*")] == [core_plan.folder / "train.py"], "nothing was written"
 
 

@@ -126,6 +126,13 @@ class Rehearsed:
         replace_arguments(torch.utils.data.DataLoader, _WITHOUT_WORKERS)
         for owner, name in ((Trainer, "fit"), (Fabric, "setup"), (Fabric, "setup_module")):
             setattr(owner, name, self._begins_at(getattr(owner, name)))
+        for name in ("validate", "test"):
+            setattr(Trainer, name, self._assumed_metrics)
+
+    def _assumed_metrics(self, *_: Any, **__: Any) -> list[dict[str, float]]:
+        """In place of an evaluation before `fit`, of which nobody has the numbers."""
+        self._mode.assumed["metrics of an evaluation before fit were taken to be 1.0"] = None
+        return [_AssumedMetrics()]
 
     def _make_strategy(self, given: Any) -> Any:
         if isinstance(given, str) and given != "auto":  # a Fabric within a Trainer gets an object
@@ -248,6 +255,13 @@ class _Watching(Callback):
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx + 1 >= _MOST_WINDOWS * trainer.accumulate_grad_batches:
             self._give_up(f"{batch_idx + 1} batches are over")
+
+
+class _AssumedMetrics(dict[str, float]):
+    """Has each metric."""
+
+    def __missing__(self, name: str) -> float:
+        return 1.0
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

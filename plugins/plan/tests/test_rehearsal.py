@@ -46,6 +46,7 @@ def test_shapes_that_dtensor_computes_with_have_no_memory() -> None:
     [
         lambda x: x + 1,
         lambda x: x.add_(2.5),
+        lambda x: torch.arange(6, out=x.to(torch.int64)[0]),
         lambda x: x.t(),
         lambda x: x[1:, 2:],
         lambda x: x.to(torch.bfloat16),

@@ -50,7 +50,7 @@ class KnownShapes:
             return func(*args, **kwargs)
         kind, made = known
         if kind is FakeTensor:
-            return args[0] if made is None else self._make(made, tensors)
+            return tensors[0] if made is None else self._make(made, tensors)
         return kind(self._make(one, tensors) for one in made)
 
     def _describe(self, values: Iterable[Any], key: list[Any], tensors: list[FakeTensor]) -> bool:
@@ -78,12 +78,12 @@ class KnownShapes:
         """The kind of the result and its parts, to be remembered. None: it has to be called each time."""
         if any(tag in func.tags for tag in _CHANGING) or not tensors:
             return None
-        if result is tensors[0]:
-            return FakeTensor, None
+        if func._schema.is_mutable:  # in place, or into a tensor that it may resize
+            return (FakeTensor, None) if result is tensors[0] and func._schema.name.endswith("_") else None
         parts = [result] if isinstance(result, torch.Tensor) else result
         if not isinstance(parts, list | tuple) or not all(type(part) is FakeTensor for part in parts):
             return None
-        if func._schema.is_mutable or any(part.constant is not None or part.is_conj() for part in parts):
+        if any(part.constant is not None or part.is_conj() for part in parts):
             return None
         first, *others = (tensor.untyped_storage()._cdata for tensor in tensors)
         made: list[_Made] = []

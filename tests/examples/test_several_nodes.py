@@ -5,6 +5,7 @@ Its file for SLURM is run by tests/cluster, and what it says of Ray by the tests
 
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_skypilots_file_runs_on_two_nodes(tmp_path, request):
         "SKYPILOT_NODE_IPS": "127.0.0.1\n10.0.0.2",
     }
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "core").write_text(f'#!/bin/sh\nexec {" ".join(programs.CORE)} "$@"\n')
+    (tmp_path / "bin" / "core").write_text(f'#!/bin/sh\nexec {shlex.join(programs.CORE)} "$@"\n')
     (tmp_path / "bin" / "core").chmod(0o755)
     path = {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 

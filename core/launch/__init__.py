@@ -11,6 +11,7 @@ from core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from core.contract.rank_variables import rank_variables
     from core.launch.call import LaunchedCall, read_result, write_result
+    from core.launch.connections import hang_up
     from core.launch.in_place import InPlaceLauncher
     from core.launch.messages import has_listener, on_message, send_to_main
     from core.launch.multiprocessing import MultiprocessingLauncher, fork, forkserver, spawn
@@ -33,6 +34,7 @@ __all__ = [
     "exit_on_signal",
     "fork",
     "forkserver",
+    "hang_up",
     "has_listener",
     "known_rank",
     "on_message",

@@ -5,8 +5,23 @@ from core.callbacks import MemoryCheckpoint
 Trainer(strategy="fsdp", num_nodes=4, callbacks=MemoryCheckpoint()).fit(net, ckpt_path="last")
 """
 
-from core_neighbour._version import __version__
-from core_neighbour.memory_checkpoint import MemoryCheckpoint, check_goes_back
-from core_neighbour.neighbour_io import NeighbourCheckpointIO
+from typing import TYPE_CHECKING
 
-__all__ = ["MemoryCheckpoint", "NeighbourCheckpointIO", "__version__", "check_goes_back"]
+from core.lazy_exports import lazy_exports
+from core_neighbour._version import __version__
+
+if TYPE_CHECKING:
+    from core_neighbour.memory_checkpoint import MemoryCheckpoint, check_goes_back
+    from core_neighbour.memory_folder import kept_folders, memory_folder
+    from core_neighbour.neighbour_io import NeighbourCheckpointIO
+
+__all__ = [
+    "MemoryCheckpoint",
+    "NeighbourCheckpointIO",
+    "__version__",
+    "check_goes_back",
+    "kept_folders",
+    "memory_folder",
+]
+
+__getattr__, __dir__ = lazy_exports(__name__)

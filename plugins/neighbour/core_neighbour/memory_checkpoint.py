@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import stat
-import tempfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,6 +20,7 @@ from core.contract import (
     UnsupportedError,
 )
 from core.strategies import ParallelStrategy
+from core_neighbour.memory_folder import folder_name, memory_folder
 from core_neighbour.neighbour_io import NeighbourCheckpointIO
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from core import Trainer
     from core.contract import Collectives, PathLike
 
-_SHARED_MEMORY = "/dev/shm"  # the memory file system of Linux, in which every user makes folders
 _CANT_GO_BACK = Capability.OWNS_STEP | Capability.COMPILED_STEP | Capability.ELASTIC
 """Engines, whose state isn't only what they load; programs that make several steps; ranks that come and go."""
 _SHARED_BY_ALL = ("model", "optimizers")
@@ -251,25 +248,13 @@ class MemoryCheckpoint(Callback):
         """
         environment = trainer.strategy.cluster_environment
         job = (environment.job_id() if environment is not None else None) or "run"
-        place = zlib.crc32(os.path.abspath(trainer.default_root_dir).encode())
-        name = f"core-{os.getuid()}-{re.sub(r'[^A-Za-z0-9_.-]', '_', job)}-{place:08x}"
-        folder = self._memory() / name
+        folder = memory_folder(self._folder) / folder_name(job, trainer.default_root_dir)
         if make:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
         if os.path.lexists(folder):
             _refuse_foreign(folder, folder.lstat())
         return folder
-
-    def _memory(self) -> Path:
-        given = self._folder or os.environ.get("CORE_MEMORY_FOLDER")
-        if given is None:
-            return Path(_SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else tempfile.gettempdir())
-        if not os.path.isdir(given):
-            raise ConfigurationError(
-                f"MemoryCheckpoint: there is no folder {os.fspath(given)!r}. Make it, or pass another."
-            )
-        return Path(given)
 
 
 def check_goes_back(who: str, trainer: Trainer) -> None:

@@ -1,0 +1,150 @@
+"""How a process leaves a round whose rank is lost, wherever it stands."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import queue
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from core.contract import HangError
+from core_resilience.microbatch import next_number
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from core_resilience.in_place.line import Line
+
+_CALL = signal.SIGRTMIN + 7
+"""The signal by which the thread that listens calls the main thread; nobody else uses it."""
+_AGAIN_S = 0.5
+"""Seconds after which a main thread that hasn't left is called again; its store's connections are broken off then."""
+_CAUSE_S = 10.0
+"""Seconds in which the launcher says that a rank is lost, after a connection to it is."""
+
+
+class LostRankError(BaseException):
+    """Ends the script's round, as KeyboardInterrupt ends a program: a rank is lost, and the others meet again."""
+
+
+class Departure:
+    """Hears from the launcher in a thread of its own, and breaks off what the main thread waits for.
+
+    Args:
+        line: to the launcher.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self._inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._leaves, self._has_left = threading.Event(), threading.Event()  # of this round
+        self._has_left.set()
+        self._breaks_off: threading.Thread | None = None
+        signal.signal(_CALL, self._on_call)
+        pid = os.getpid()
+        os.register_at_fork(after_in_child=lambda: signal.signal(_CALL, signal.SIG_IGN))
+        threading.Thread(target=self._listen, args=(pid,), name="hear of lost ranks", daemon=True).start()
+
+    def next_message(self, timeout_s: float | None = None) -> Any:
+        """The launcher's next message; None if there is none in time."""
+        with contextlib.suppress(queue.Empty):
+            return self._inbox.get(timeout=timeout_s) if timeout_s != 0.0 else self._inbox.get_nowait()
+        return None
+
+    def begin_round(self) -> None:
+        """Make a lost rank an exception in the main thread from now on."""
+        self._leaves, self._has_left = threading.Event(), threading.Event()
+
+    def end_round(self) -> None:
+        """Make it a message again, once the script has come to its end.
+
+        Raises:
+            LostRankError: it came before.
+        """
+        self._has_left.set()
+        if self._leaves.is_set():
+            raise LostRankError
+
+    def is_reason_for(self, error: BaseException) -> bool:
+        """True if the script has ended because a rank is lost, as far as the launcher says so soon."""
+        is_awaited = isinstance(error, HangError) or _is_echo(error)
+        if isinstance(error, HangError):
+            self.line.send({"hung": error.absent})
+        elif not self._leaves.is_set() and (number := next_number(error)) is not None:
+            self.line.send({"num_microbatches": number})
+            is_awaited = True
+        return self._leaves.wait(_CAUSE_S if is_awaited else 0.0)
+
+    def clean(self) -> None:
+        """Leave the process group, and let go of what the script has held."""
+        self._has_left.set()
+        if self._breaks_off is not None:
+            self._breaks_off.join()  # before there are new connections
+        dist = sys.modules.get("torch.distributed")
+        if dist is not None and dist.is_available() and dist.is_initialized():
+            with contextlib.suppress(Exception):  # its connections are broken
+                dist.destroy_process_group()
+        for name in ("last_exc", "last_value", "last_traceback"):
+            setattr(sys, name, None)
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
+
+    # in the main thread, and in the one that listens ----------------------------------------------------------------
+
+    def _on_call(self, signum: int, frame: FrameType | None) -> None:
+        # Not into an `except` or `finally` block that runs: what it does for the end of the round is to be done.
+        if self._leaves.is_set() and not self._has_left.is_set() and sys.exception() is None:
+            raise LostRankError
+
+    def _listen(self, pid: int) -> None:
+        while True:
+            for message in self._receive(pid):
+                if "leave" in message:
+                    leaves, is_inside = self._leaves, not self._has_left.is_set()
+                    if is_inside:
+                        self._break_off_in_thread(leaves)
+                    leaves.set()
+                    if is_inside:
+                        continue
+                self._inbox.put(message)
+
+    def _receive(self, pid: int) -> list[dict[str, Any]]:
+        """The launcher's next messages. Where it is gone, this process ends, and its children."""
+        try:
+            return list(self.line.receive())
+        except EOFError:
+            os.killpg(pid, signal.SIGKILL)
+            raise
+
+    def _break_off_in_thread(self, leaves: threading.Event) -> None:
+        arguments = leaves, self._has_left, int(os.environ["MASTER_PORT"])
+        thread = threading.Thread(target=self._break_off, args=arguments, name="leave a round", daemon=True)
+        thread.start()
+        self._breaks_off = thread  # before the main thread knows that it leaves, and waits for it
+
+    @staticmethod
+    def _break_off(leaves: threading.Event, has_left: threading.Event, store_port: int) -> None:
+        """Free the main thread from what it waits for, and call it until it has left."""
+        leaves.wait()
+        while not has_left.is_set():
+            if "torch" in sys.modules:
+                from core.launch import hang_up
+
+                hang_up(store_port)
+                store_port = 0
+            main_thread = threading.main_thread().ident
+            assert main_thread is not None
+            signal.pthread_kill(main_thread, _CALL)
+            has_left.wait(_AGAIN_S)
+
+
+def _is_echo(error: BaseException) -> bool:
+    from core.launch import WorkerFailure
+
+    return WorkerFailure.of(error).is_echo

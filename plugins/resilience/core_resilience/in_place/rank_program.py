@@ -1,0 +1,114 @@
+"""The program of one process of `core go-on`: runs the script once a round.
+
+python -m core_resilience.in_place.rank_program 5 train.py --lr 0.1
+python -m core_resilience.in_place.rank_program 5 -m package.train
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import socket
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+from core_resilience.in_place import script_imports
+from core_resilience.in_place.departure import Departure
+from core_resilience.in_place.line import Line
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_OWN_MODULES = (__name__, "runpy", "importlib._bootstrap", "importlib._bootstrap_external")
+
+
+def main(descriptor: str, *rest: str) -> None:
+    """Run the script in each round, until the launcher says that all are done.
+
+    Args:
+        descriptor: of the line to the launcher.
+        rest: `-m` and a module's name, or a script's path; then its arguments.
+    """
+    is_module = rest[0] == "-m"
+    script, *arguments = rest[1:] if is_module else rest
+    if not is_module:
+        script = os.path.abspath(script)
+        sys.path[0] = os.path.dirname(script)
+    line = Line(socket.socket(fileno=int(descriptor)))
+    departure = Departure(line)
+    try:
+        message = departure.next_message(0.0)
+        if message is None:
+            script_imports.load(script, is_module=is_module)
+        line.send({"ready": True})
+        while "end" not in (message := message or departure.next_message()):
+            os.environ.update(message["variables"])
+            sys.argv = [script, *arguments]
+            message = _round(departure, script, is_module)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _round(departure: Departure, script: str, is_module: bool) -> dict[str, Any] | None:
+    """Run the script once. Returns the message that follows, if it has come already."""
+    departure.begin_round()
+    try:
+        _run(script, is_module)
+        departure.end_round()
+    except BaseException as error:
+        if not departure.is_reason_for(error):
+            _show(error)
+            raise
+    else:
+        departure.line.send({"done": True})
+        message: dict[str, Any] = departure.next_message()
+        if "leave" not in message:
+            return message
+    departure.clean()
+    departure.line.send({"ready": True})
+    return None
+
+
+def _run(script: str, is_module: bool) -> None:
+    """Run the script to its end, or to a `sys.exit()` that says all is well."""
+    try:
+        _run_module(script) if is_module else _run_file(script)
+    except SystemExit as ended:
+        if ended.code:
+            raise
+
+
+def _run_module(name: str) -> None:
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _run_file(script: str) -> None:
+    main_module = types.ModuleType("__main__")
+    main_module.__file__ = script
+    sys.modules["__main__"] = main_module
+    with open(script, "rb") as file:
+        exec(compile(file.read(), script, "exec"), vars(main_module))  # the user's own program
+
+
+def _show(error: BaseException) -> None:
+    """Show an error of the script from its first line on, and end by it."""
+    if not isinstance(error, Exception):
+        return
+    sys.excepthook(type(error), error.with_traceback(_from_script(error.__traceback__)), error.__traceback__)
+    raise SystemExit(1) from None
+
+
+def _from_script(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames by which the script is run."""
+    first = trace
+    while first is not None and first.tb_frame.f_globals.get("__name__") in _OWN_MODULES:
+        first = first.tb_next
+    return first or trace
+
+
+if __name__ == "__main__":
+    # By its name: this file is `__main__` itself, which the script takes over.
+    import core_resilience.in_place.rank_program as rank_program
+
+    rank_program.main(*sys.argv[1:])

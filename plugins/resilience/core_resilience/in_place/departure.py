@@ -23,6 +23,8 @@ _CALL = signal.SIGRTMIN + 7
 """The signal by which the thread that listens calls the main thread; nobody else uses it."""
 _AGAIN_S = 0.5
 """Seconds after which a main thread that hasn't left is called again; its store's connections are broken off then."""
+_SETTLED_S = 10.0
+"""Seconds after which a script has imported what it needs."""
 _CAUSE_S = 10.0
 """Seconds in which the launcher says that a rank is lost, after a connection to it is."""
 
@@ -55,9 +57,17 @@ class Departure:
             return self._inbox.get(timeout=timeout_s) if timeout_s != 0.0 else self._inbox.get_nowait()
         return None
 
-    def begin_round(self) -> None:
-        """Make a lost rank an exception in the main thread from now on."""
+    def begin_round(self, *, has_spares: bool) -> None:
+        """Make a lost rank an exception in the main thread from now on.
+
+        Args:
+            has_spares: send the names of the modules that the script has imported, once it has.
+        """
         self._leaves, self._has_left = threading.Event(), threading.Event()
+        if has_spares:
+            timer = threading.Timer(_SETTLED_S, self._send_modules)
+            timer.daemon = True
+            timer.start()
 
     def end_round(self) -> None:
         """Make it a message again, once the script has come to its end.
@@ -113,6 +123,9 @@ class Departure:
                     if is_inside:
                         continue
                 self._inbox.put(message)
+
+    def _send_modules(self) -> None:
+        self.line.send({"modules": [name for name in list(sys.modules) if name != "__main__"]})
 
     def _receive(self, pid: int) -> list[dict[str, Any]]:
         """The launcher's next messages. Where it is gone, this process ends, and its children."""

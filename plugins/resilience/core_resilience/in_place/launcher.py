@@ -6,7 +6,7 @@ import os
 import selectors
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from core.cli import say
 from core.cluster import reserve_port
@@ -43,6 +43,7 @@ class Launcher:
         self._members: list[Member] = []
         self._round = self._num_lost = 0
         self._is_running = self._is_over = self._is_signalled = False
+        self._modules: list[str] = []
         self._leaves_by_s: float | None = None
         self._began_to_leave_s, self._num_microbatches = 0.0, 1
         self._failure = ""
@@ -86,7 +87,10 @@ class Launcher:
             member.send_signal(number)
 
     def _start(self) -> None:
-        member = Member(self._arguments, {**_DEFAULTS, **os.environ})
+        use: Literal["begins", "waits"] = "waits"
+        if not self._round and len(self._members) < self._options.num_ranks:
+            use = "begins"
+        member = Member(use, self._arguments, {**_DEFAULTS, **os.environ})
         self._members.append(member)
         self._selector.register(member.descriptor, selectors.EVENT_READ, (member, self._on_end))
         self._selector.register(member.line.socket, selectors.EVENT_READ, (member, self._on_message))
@@ -101,7 +105,8 @@ class Launcher:
         if self._leaves_by_s is not None and time.monotonic() >= self._leaves_by_s:
             self._leaves_by_s = None
             for member in self._of_round():
-                member.send_signal(signal.SIGKILL)
+                if not member.is_ready:
+                    member.send_signal(signal.SIGKILL)
         if not self._is_running and not self._is_over and not self._failure:
             self._begin_if_complete()
 
@@ -120,6 +125,9 @@ class Launcher:
         for message in messages:
             member.is_ready = member.is_ready or "ready" in message
             member.is_done = member.is_done or "done" in message
+            self._modules = message.get("modules", self._modules)
+            if self._modules and ("modules" in message or "ready" in message):
+                self._warm(self._members if "modules" in message else [member])
             if self._is_running and (ranks := message.get("hung")):
                 self._end_hung(ranks)
             if self._is_running and (number := message.get("num_microbatches")):
@@ -129,6 +137,12 @@ class Launcher:
         for each in self._of_round() if self._is_over else []:
             if each.is_done or each.is_ready:
                 each.line.send({"end": True})
+
+    def _warm(self, members: list[Member]) -> None:
+        """Let those that wait import what the script has imported by now."""
+        for each in members:
+            if each.rank is None and each.is_ready:
+                each.line.send({"imports": self._modules})
 
     def _end_hung(self, ranks: list[int]) -> None:
         """Kill processes that a verdict of the watch names."""
@@ -188,13 +202,11 @@ class Launcher:
         for member in self._of_round():
             own = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(member.rank))
             member.is_ready = member.is_done = False
-            member.line.send({"variables": shared | own})
+            has_spares = member.rank == 0 and len(members) > num_ranks
+            member.line.send({"variables": shared | own, "has_spares": has_spares})
         if self._round:
-            took_s = time.monotonic() - self._began_to_leave_s
-            say(
-                f"core go-on: {num_ranks} process{'es go' if num_ranks > 1 else ' goes'} on after {took_s:.2f} s.",
-                err=True,
-            )
+            took_s, go = time.monotonic() - self._began_to_leave_s, "es go" if num_ranks > 1 else " goes"
+            say(f"core go-on: {num_ranks} process{go} on after {took_s:.2f} s.", err=True)
         self._round, self._is_running = self._round + 1, True
 
     def _size_of_round(self, num_there: int) -> int:

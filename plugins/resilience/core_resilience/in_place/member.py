@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from core_resilience.in_place.line import Line
 
@@ -21,7 +21,8 @@ class Member:
     """A process, in a process group of its own, which ends with this one.
 
     Args:
-        arguments: of Python.
+        use: waits if it takes the place of another one.
+        arguments: the script, and what is meant for it.
         variables: its environment.
 
     Attributes:
@@ -32,15 +33,17 @@ class Member:
         descriptor: becomes readable when the process ends.
     """
 
-    def __init__(self, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
+    def __init__(self, use: Literal["begins", "waits"], arguments: Sequence[str], variables: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         self._life, life = socket.socketpair()
         with theirs, life:
             ends = [theirs.fileno(), life.fileno()]
-            command = [sys.executable, "-u", "-m", "core_resilience.in_place.rank_program", str(ends[0]), *arguments]
+            program = ["-u", "-m", "core_resilience.in_place.rank_program", str(ends[0]), use]
             # What the kernel sends it when this process is gone ends it, and its children.
             fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-            self._process = subprocess.Popen(command, env=variables, pass_fds=ends, start_new_session=True)
+            self._process = subprocess.Popen(
+                [sys.executable, *program, *arguments], env=variables, pass_fds=ends, start_new_session=True
+            )
             fcntl.fcntl(life, fcntl.F_SETOWN, -self._process.pid)
         self.line = Line(ours)
         self.rank: int | None = None

@@ -1,7 +1,7 @@
 """The program of one process of `core go-on`: runs the script once a round.
 
-python -m core_resilience.in_place.rank_program 5 train.py --lr 0.1
-python -m core_resilience.in_place.rank_program 5 -m package.train
+python -m core_resilience.in_place.rank_program 5 begins train.py --lr 0.1
+python -m core_resilience.in_place.rank_program 5 waits -m package.train
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 _OWN_MODULES = (__name__, "runpy", "importlib._bootstrap", "importlib._bootstrap_external")
 
 
-def main(descriptor: str, *rest: str) -> None:
+def main(descriptor: str, use: str, *rest: str) -> None:
     """Run the script in each round, until the launcher says that all are done.
 
     Args:
         descriptor: of the line to the launcher.
+        use: `"waits"` if the process takes the place of another one, and may import what the script does meanwhile.
         rest: `-m` and a module's name, or a script's path; then its arguments.
     """
     is_module = rest[0] == "-m"
@@ -35,24 +36,27 @@ def main(descriptor: str, *rest: str) -> None:
     if not is_module:
         script = os.path.abspath(script)
         sys.path[0] = os.path.dirname(script)
-    line = Line(socket.socket(fileno=int(descriptor)))
-    departure = Departure(line)
+    departure = Departure(Line(socket.socket(fileno=int(descriptor))))
+    message = None
     try:
-        message = departure.next_message(0.0)
-        if message is None:
+        if use == "waits":
             script_imports.load(script, is_module=is_module)
-        line.send({"ready": True})
+        departure.line.send({"ready": True})
         while "end" not in (message := message or departure.next_message()):
+            if "imports" in message:
+                script_imports.load_modules(message["imports"])
+                message = None
+                continue
             os.environ.update(message["variables"])
             sys.argv = [script, *arguments]
-            message = _round(departure, script, is_module)
+            message = _round(departure, script, is_module, has_spares=message["has_spares"])
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _round(departure: Departure, script: str, is_module: bool) -> dict[str, Any] | None:
+def _round(departure: Departure, script: str, is_module: bool, *, has_spares: bool) -> dict[str, Any] | None:
     """Run the script once. Returns the message that follows, if it has come already."""
-    departure.begin_round()
+    departure.begin_round(has_spares=has_spares)
     try:
         _run(script, is_module)
         departure.end_round()

@@ -1,0 +1,118 @@
+"""The program of lost_ranks.py: trains, and kills this process where the plan says so."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from core import Module, Trainer, seed_everything
+from core.callbacks import Callback, MemoryCheckpoint
+
+STRATEGY, STEPS = sys.argv[1], int(sys.argv[2])
+ROUND, RANK = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+PLAN = json.loads(os.environ["PLAN"])
+OWN = PLAN[ROUND] if ROUND < len(PLAN) else {"phase": "", "step": 0, "rank": -1}
+GLOBAL_BATCH, NUM_SAMPLES = 12, 96
+trainer: Trainer
+
+
+def log(kind):
+    with open("events.jsonl", "a") as file:
+        file.write(json.dumps({"kind": kind, "round": ROUND, "time": time.time()}) + "\n")
+
+
+def phase(name):
+    """Die here, if this is the phase, the rank and a step of the plan."""
+    if OWN["phase"] == name and OWN["rank"] == RANK:
+        if name not in ("meet", "set up") and trainer.global_step < OWN["step"] and name != "validate":
+            return
+        log("kill")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Samples(Dataset):
+    def __init__(self):
+        generator = torch.Generator().manual_seed(3)
+        self.inputs = torch.randn(NUM_SAMPLES, 8, dtype=torch.double, generator=generator)
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        phase("data")
+        return index, self.inputs[index]
+
+
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        layers = torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1)
+        self.layers = torch.nn.Sequential(*layers).double()
+        self.times_seen = torch.nn.Linear(1, NUM_SAMPLES, bias=False).double()
+
+    def forward(self, index, inputs):
+        seen = self.times_seen(torch.ones(1, dtype=torch.double))[index]
+        return (self.layers(inputs)[:, 0] - inputs.sum(-1)).square() + seen - seen.detach()
+
+    def training_step(self, batch):
+        phase("forward")
+        loss = self(*batch).mean()
+        loss.register_hook(lambda gradient: phase("backward"))
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch):
+        phase("validate")
+        self.log("val_loss", self(*batch).mean())
+
+    def setup(self, stage):
+        phase("set up")
+
+    def on_save_checkpoint(self, checkpoint):
+        phase("save")
+
+    def configure_optimizers(self):
+        counts = {"params": self.times_seen.parameters(), "momentum": 0.0, "lr": 1.0}
+        optimizer = torch.optim.SGD([{"params": self.layers.parameters()}, counts], lr=0.01, momentum=0.9)
+        optimizer.register_step_pre_hook(lambda *_: phase("optimizer"))
+        return optimizer
+
+
+class Steps(Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if RANK == 0:
+            log("step")
+
+
+phase("meet")
+seed_everything(1)
+net = Net()
+if STRATEGY == "parallel":
+    from core_parallel import ParallelStrategy
+
+    strategy = ParallelStrategy(shard=2)
+else:
+    strategy = STRATEGY
+trainer = Trainer(
+    accelerator="cpu",
+    strategy=strategy,
+    global_batch_size=GLOBAL_BATCH,
+    max_steps=STEPS,
+    check_val_every_n_epoch=1,
+    callbacks=[MemoryCheckpoint(), Steps()],
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
+trainer.fit(
+    net, DataLoader(Samples(), batch_size=1, shuffle=True), DataLoader(Samples(), batch_size=48), ckpt_path="last"
+)
+weights = [
+    (each.full_tensor() if hasattr(each, "full_tensor") else each).detach().flatten() for each in net.parameters()
+]
+phase("end")
+if RANK == 0:
+    torch.save(torch.cat(weights), "weights.pt")

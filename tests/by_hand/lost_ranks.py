@@ -39,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.load)]
     try:
-        results = drill(options.kills, random.Random(options.seed), options.spares, 60 * (1 + options.load))
+        results = drill(options.kills, random.Random(options.seed), options.spares, 240 * (1 + options.load / 4))
     finally:
         for each in busy:
             each.kill()
@@ -95,7 +95,7 @@ def run(
         try:
             text, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            process.kill()
+            process.kill()  # and the kernel its ranks
             text = f"no end after {timeout_s} s\n" + process.communicate()[0]
         path, log = Path(folder, "weights.pt"), Path(folder, "events.jsonl")
         events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []

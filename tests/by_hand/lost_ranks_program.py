@@ -15,7 +15,7 @@ from core.callbacks import Callback, MemoryCheckpoint
 STRATEGY, STEPS = sys.argv[1], int(sys.argv[2])
 ROUND, RANK = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
 PLAN = json.loads(os.environ["PLAN"])
-OWN = PLAN[ROUND] if ROUND < len(PLAN) else {"phase": "", "step": 0, "rank": -1}
+OWN = PLAN[ROUND] if len(PLAN) > ROUND else {"phase": "", "step": 0, "rank": -1}
 GLOBAL_BATCH, NUM_SAMPLES = 12, 96
 trainer: Trainer
 

@@ -108,8 +108,10 @@ class Departure:
     # in the main thread, and in the one that listens ----------------------------------------------------------------
 
     def _on_call(self, signum: int, frame: FrameType | None) -> None:
-        # Not into an `except` or `finally` block that runs: what it does for the end of the round is to be done.
-        if self._leaves.is_set() and not self._has_left.is_set() and sys.exception() is None:
+        # Not into an `except` or `finally` block that runs: what it does for the end of the round is to be done. Nor into
+        # an import, after which a package would lack what hadn't come yet. The call comes again.
+        is_here = self._leaves.is_set() and not self._has_left.is_set()
+        if is_here and sys.exception() is None and not _is_importing(frame):
             raise LostRankError
 
     def _listen(self, pid: int) -> None:
@@ -155,6 +157,12 @@ class Departure:
             assert main_thread is not None
             signal.pthread_kill(main_thread, _CALL)
             has_left.wait(_AGAIN_S)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_globals.get("__name__") != "importlib._bootstrap":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_echo(error: BaseException) -> bool:

@@ -1,32 +1,30 @@
-"""The launcher of `core go-on`: makes the processes, begins rounds, and sees who is lost."""
+"""The launcher of `core go-on` on the first node: begins rounds, and sees who is lost."""
 
 from __future__ import annotations
 
-import os
 import selectors
 import signal
+import socket
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from core.cli import say
 from core.cluster import reserve_port
-from core.launch import GRACE_S, SignalForwarder
-from core_resilience.in_place.member import Member
+from core.contract import LaunchError
+from core.launch import SignalForwarder
+from core_resilience.in_place.line import Line
+from core_resilience.in_place.local_node import LocalNode
+from core_resilience.in_place.places import places, variables
+from core_resilience.in_place.remote_node import RemoteNode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from core_resilience.in_place.member import Member, Node
     from core_resilience.in_place.options import Options
 
 _LEAVES_IN_S = 30.0
 """Seconds that a process may take to leave a round; one that is stuck in native code counts as lost then."""
-
-_DEFAULTS = {
-    "OMP_NUM_THREADS": "1",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",  # it prints a page for each connection to a lost rank
-}
-"""Variables of each process, where the user hasn't set them."""
 
 
 class Launcher:
@@ -39,19 +37,22 @@ class Launcher:
     """
 
     def __init__(self, options: Options, arguments: Sequence[str], run_id: str) -> None:
-        self._options, self._arguments, self._run_id = options, arguments, run_id
-        self._members: list[Member] = []
-        self._round = self._num_lost = 0
-        self._is_running = self._is_over = self._is_signalled = False
-        self._modules: list[str] = []
-        self._leaves_by_s: float | None = None
-        self._began_to_leave_s, self._num_microbatches = 0.0, 1
-        self._failure = ""
+        self._options, self._run_id = options, run_id
         self._selector = selectors.DefaultSelector()
+        self._local = LocalNode(arguments, self._selector, self)
+        self._nodes: list[Node] = [self._local]
+        self._nodes_of_round: list[Node] = []
+        self._num_rounds = self._num_lost = 0
+        self._is_running = self._is_over = self._is_signalled = False
+        self._leaves_by_s: float | None = None
+        self._began_to_leave_s = 0.0
+        self._num_microbatches = 1
+        self._modules: list[str] = []
+        self._failure = ""
 
     @property
     def gave_up(self) -> bool:
-        """True if more processes were lost than may be."""
+        """True if more was lost than may be."""
         return self._num_lost > self._options.most_losses
 
     def run(self) -> int:
@@ -65,9 +66,10 @@ class Launcher:
         """
         with SignalForwarder() as signals:
             try:
+                if self._options.num_nodes > 1:
+                    self._listen()
                 with signals.held():
-                    for _ in range(self._options.num_ranks + self._options.num_spares):
-                        self._start()
+                    self._start_processes(self._local)
                     signals.to(self)
                 while not self._failure and (self._of_round() or not self._is_over):
                     self._step()
@@ -83,25 +85,14 @@ class Launcher:
     def forward(self, number: int) -> None:
         """Hand a signal on to all processes. No round begins any more."""
         self._is_over = self._is_signalled = True
-        for member in self._members:
+        for member in self._members():
             member.send_signal(number)
-
-    def _start(self) -> None:
-        use: Literal["begins", "waits"] = "waits"
-        if not self._round and len(self._members) < self._options.num_ranks:
-            use = "begins"
-        member = Member(use, self._arguments, {**_DEFAULTS, **os.environ})
-        self._members.append(member)
-        self._selector.register(member.descriptor, selectors.EVENT_READ, (member, self._on_end))
-        self._selector.register(member.line.socket, selectors.EVENT_READ, (member, self._on_message))
 
     def _step(self) -> None:
         """Wait for something to happen, and answer it."""
         left_s = None if self._leaves_by_s is None else max(0.0, self._leaves_by_s - time.monotonic())
         for key, _ in self._selector.select(left_s):
-            member, answer = key.data
-            if member in self._members:  # it may have ended in an answer before
-                answer(member)
+            key.data()
         if self._leaves_by_s is not None and time.monotonic() >= self._leaves_by_s:
             self._leaves_by_s = None
             for member in self._of_round():
@@ -110,166 +101,169 @@ class Launcher:
         if not self._is_running and not self._is_over and not self._failure:
             self._begin_if_complete()
 
+    def _members(self) -> list[Member]:
+        return [member for node in self._nodes for member in node.members]
+
     def _of_round(self) -> list[Member]:
-        """Those that are in the running round, or haven't left it yet; by rank."""
-        return sorted((each for each in self._members if each.rank is not None), key=lambda each: each.rank or 0)
+        """Those that are in the round, or were in the one before, and haven't ended."""
+        return [member for member in self._members() if member.rank is not None]
+
+    # nodes ----------------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Let the launchers of other nodes come from now on."""
+        port = self._options.main_port
+        try:
+            server = socket.create_server(("", port))
+        except OSError as error:
+            raise LaunchError(f"core go-on can't listen on port {port}: {error}. Pass another --main-port.") from error
+        self._server = server
+        self._selector.register(server, selectors.EVENT_READ, self._on_node)
+
+    def _on_node(self) -> None:
+        line = Line(self._server.accept()[0])
+        line.notice_silence()
+        node = RemoteNode(line, self)
+        self._nodes.append(node)
+        self._selector.register(line.socket, selectors.EVENT_READ, lambda: self._read(node))
+        self._start_processes(node)
+
+    def _read(self, node: RemoteNode) -> None:
+        if not node.read():
+            self._selector.unregister(node.line.socket)
+            node.line.socket.close()
+            self._nodes.remove(node)
+            if node in self._nodes_of_round and not self._is_over:
+                self._lose(f"Node {self._nodes_of_round.index(node)} was lost")
+
+    def _start_processes(self, node: Node) -> None:
+        for number in range(self._options.num_devices + self._options.num_spares):
+            node.start(waits=self._num_rounds > 0 or number >= self._options.num_devices)
 
     # what processes do ----------------------------------------------------------------------------------------------
 
-    def _on_message(self, member: Member) -> None:
-        try:
-            messages = list(member.line.receive())
-        except EOFError:
-            self._selector.unregister(member.line.socket)  # its end is seen by itself
-            return
-        for message in messages:
-            member.is_ready = member.is_ready or "ready" in message
-            member.is_done = member.is_done or "done" in message
-            self._modules = message.get("modules", self._modules)
-            if self._modules and ("modules" in message or "ready" in message):
-                self._warm(self._members if "modules" in message else [member])
-            if self._is_running and (ranks := message.get("hung")):
-                self._end_hung(ranks)
-            if self._is_running and (number := message.get("num_microbatches")):
-                self._num_microbatches = number
-                self._leave(f"Rank {member.rank} ran out of memory")
-        self._is_over = self._is_over or (self._is_running and all(each.is_done for each in self._of_round()))
+    def on_message(self, member: Member, message: dict[str, Any]) -> None:
+        """A process is ready, or done, or says what it needs."""
+        if "ready" in message:
+            member.is_ready = True
+            self._warm([member])
+            self._grow(member.node)
+        elif "done" in message:
+            member.is_done = True
+            self._is_over = self._is_over or (self._is_running and all(each.is_done for each in self._of_round()))
+        elif "modules" in message:
+            self._modules = message["modules"]
+            self._warm(self._members())
+        elif self._is_running and "hung" in message:
+            for each in self._of_round():
+                if each.rank in message["hung"]:
+                    each.send_signal(signal.SIGKILL)
+        elif self._is_running and "num_microbatches" in message:
+            self._num_microbatches = message["num_microbatches"]
+            self._leave(f"Rank {member.rank} ran out of memory")
         for each in self._of_round() if self._is_over else []:
             if each.is_done or each.is_ready:
-                each.line.send({"end": True})
+                each.send({"end": True})
+
+    def on_end(self, member: Member, code: int) -> None:
+        """A process has ended: it was lost if a signal has killed it."""
+        name = f"Rank {member.rank}" if member.rank is not None else "A process that waited"
+        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        if self._is_over and (member.is_done or member.rank is None or self._is_signalled):
+            return
+        if code >= 0 or self._is_over:
+            self._failure = self._failure or f"{name} {ended}, and the run with it."
+        else:
+            self._replace(member.node)
+            self._lose(f"{name} {ended}", leaves=member.rank is not None)
+
+    def _replace(self, node: Node) -> None:
+        """Start a process in the place of a lost one, unless enough are left."""
+        options = self._options
+        if len(node.members) // options.multiple_of * options.multiple_of < options.least_devices:
+            node.start(waits=True)
+
+    def _lose(self, what: str, *, leaves: bool = True) -> None:
+        """Count a loss, after which the others leave the round, or the run ends."""
+        self._num_lost += 1
+        if self.gave_up:
+            self._failure = f"{what}, and more than {self._options.most_losses} losses end the run (--max-losses)."
+        elif self._is_running and leaves:
+            self._leave(what)
 
     def _warm(self, members: list[Member]) -> None:
         """Let those that wait import what the script has imported by now."""
         for each in members:
-            if each.rank is None and each.is_ready:
-                each.line.send({"imports": self._modules})
+            if self._modules and each.rank is None and each.is_ready:
+                each.send({"imports": self._modules})
 
-    def _end_hung(self, ranks: list[int]) -> None:
-        """Kill processes that a verdict of the watch names."""
-        for each in self._of_round():
-            if each.rank in ranks:
-                each.send_signal(signal.SIGKILL)
-
-    def _on_end(self, member: Member) -> None:
-        code, name = self._reap(member), f"Rank {member.rank}" if member.rank is not None else "A spare"
-        if self._is_over and (member.is_done or member.rank is None or self._is_signalled):
-            return
-        name += f" (pid {member.pid})"
-        if code >= 0 or self._is_over:
-            self._failure = f"{name} {_described(code)}, and the run with it."
-        else:
-            self._on_loss(member, f"{name} {_described(code)}")
-
-    def _on_loss(self, member: Member, what: str) -> None:
-        options = self._options
-        self._num_lost += 1
-        if self.gave_up:
-            most = f"{options.most_losses} process{'es' * (options.most_losses != 1)}"
-            self._failure = f"{what}. {most} may be lost (--max-losses), and the run ends."
-            return
-        if self._size_of_round(len(self._members)) < options.least_ranks:
-            self._start()
-        if member.rank is None:
-            return
-        if self._is_running:
-            self._leave(what)
+    # rounds ---------------------------------------------------------------------------------------------------------
 
     def _leave(self, why: str) -> None:
         """Make all processes leave the round."""
-        say(f"core go-on: {why}. All ranks leave step and group, and meet again.", err=True)
+        say(f"core go-on: {why}. All ranks leave their step and their group, and meet again.", err=True)
         self._is_running, self._began_to_leave_s = False, time.monotonic()
         self._leaves_by_s = self._began_to_leave_s + _LEAVES_IN_S
         for each in self._of_round():
             each.is_ready = each.is_done = False
-            each.line.send({"leave": why})
+            each.send({"leave": why})
 
-    # rounds ---------------------------------------------------------------------------------------------------------
+    def _grow(self, node: Node) -> None:
+        """Take a node in that has come while there are fewer than there should be."""
+        is_short = self._is_running and len(self._nodes_of_round) < self._options.num_nodes
+        if is_short and node not in self._nodes_of_round and all(each.is_ready for each in node.members):
+            self._leave("Another node has come")
 
     def _begin_if_complete(self) -> None:
-        """Begin a round if all that are left of the one before have left it, and those that come have come."""
-        members = self._members
-        stay = self._of_round()
-        if not all(each.is_ready for each in (stay if self._round else members)):
+        """Begin a round once all that were in the one before have left it, and those that come have come."""
+        if not all(each.is_ready for each in self._of_round()):
             return
-        come = [each for each in members if each.rank is None and each.is_ready]
-        num_ranks = self._size_of_round(len(stay) + len(come))
-        is_awaited = any(each.rank is None and not each.is_ready for each in members)
-        if num_ranks < self._options.num_ranks and is_awaited:
-            return  # for a process that is on its way
-        self._leaves_by_s = None
-        _number(stay, come, num_ranks)
-        shared = self._shared_variables(num_ranks)
-        for member in self._of_round():
-            own = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(member.rank))
-            member.is_ready = member.is_done = False
-            has_spares = member.rank == 0 and len(members) > num_ranks
-            member.line.send({"variables": shared | own, "has_spares": has_spares})
-        if self._round:
-            took_s, go = time.monotonic() - self._began_to_leave_s, "es go" if num_ranks > 1 else " goes"
-            say(f"core go-on: {num_ranks} process{go} on after {took_s:.2f} s.", err=True)
-        self._round, self._is_running = self._round + 1, True
+        # The first round waits for all nodes; a later one goes on with those that are left.
+        least_nodes = self._options.least_nodes if self._num_rounds else self._options.num_nodes
+        found = places(self._nodes, self._nodes_of_round, self._options, least_nodes)
+        if found is None:
+            return
+        self._nodes_of_round = list(dict.fromkeys(place.member.node for place in found))
+        num_nodes = len(self._nodes_of_round)
+        num_local = len(found) // num_nodes
+        has_spares = len(self._members()) > len(found)
+        for member in self._members():
+            member.rank = member.local_rank = None
+        shared = self._shared_variables()
+        for rank, place in enumerate(found):
+            member = place.member
+            member.rank, member.local_rank, member.is_ready = rank, place.local_rank, False
+            own = shared | variables(place, num_nodes, num_local)
+            member.send({"variables": own, "has_spares": has_spares and rank == 0})
+        if self._num_rounds:
+            took_s, go = time.monotonic() - self._began_to_leave_s, "es go" if len(found) > 1 else " goes"
+            say(f"core go-on: {len(found)} process{go} on after {took_s:.2f} s.", err=True)
+        self._num_rounds, self._is_running, self._leaves_by_s = self._num_rounds + 1, True, None
 
-    def _size_of_round(self, num_there: int) -> int:
-        """The processes of a round, if so many are there."""
-        step = self._options.multiple_of
-        return min(self._options.num_ranks, num_there) // step * step
-
-    def _shared_variables(self, num_ranks: int) -> dict[str, str]:
-        """The variables that torchrun sets for all ranks of one node."""
-        self._port_owner = _Owner()
+    def _shared_variables(self) -> dict[str, str]:
+        """The variables that all ranks of a round have alike."""
+        several = self._options.num_nodes > 1
+        self._port_owner = _PortOwner()
         return {
-            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(num_ranks)),
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
-            "ROLE_NAME": "default",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(reserve_port(self._port_owner)),
-            "CORE_NUM_MICROBATCHES": str(self._num_microbatches),
-            "TORCHELASTIC_RESTART_COUNT": str(self._round),
-            "TORCHELASTIC_MAX_RESTARTS": str(self._options.most_losses),
+            "MASTER_ADDR": self._options.main_address if several else "127.0.0.1",
+            "MASTER_PORT": str(reserve_port(self._port_owner, "" if several else "127.0.0.1")),
             "TORCHELASTIC_RUN_ID": self._run_id,
-            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCHELASTIC_RESTART_COUNT": str(self._num_rounds),
+            "TORCHELASTIC_MAX_RESTARTS": str(self._options.most_losses),
+            "CORE_NUM_MICROBATCHES": str(self._num_microbatches),
         }
 
     def _end(self) -> None:
-        """End what is left, and wait for it."""
-        for member in self._members:
-            member.send_signal(signal.SIGTERM)
-        ends_s = time.monotonic() + GRACE_S
-        while self._members and (left_s := ends_s - time.monotonic()) > 0:
-            for key, _ in self._selector.select(left_s):
-                member, answer = key.data
-                if answer == self._on_end and member in self._members:
-                    self._reap(member)
-                elif member in self._members:
-                    self._selector.unregister(member.line.socket)
-        for member in list(self._members):
-            member.send_signal(signal.SIGKILL)
-            self._reap(member)
+        """End what is left here, and let other nodes end with this run's code."""
+        self._local.close()
+        for node in self._nodes:
+            if isinstance(node, RemoteNode):
+                node.line.send({"exit": 1 if self._failure else 0 if not self._is_signalled else 143})
+                node.line.socket.close()
+        if self._options.num_nodes > 1:
+            self._server.close()
         self._selector.close()
 
-    def _reap(self, member: Member) -> int:
-        """Take a process out of all that is known of it; its exit code."""
-        self._selector.unregister(member.descriptor)
-        if member.line.socket in self._selector.get_map():
-            self._selector.unregister(member.line.socket)
-        self._members.remove(member)
-        return member.reap()
 
-
-def _number(stay: list[Member], come: list[Member], num_ranks: int) -> None:
-    """Give numbers to processes: those that stay keep theirs, unless there are fewer now; what is left over waits."""
-    if any((each.rank or 0) >= num_ranks for each in stay):
-        for rank, each in enumerate(stay):
-            each.rank = rank if rank < num_ranks else None
-    taken = {each.rank for each in stay}
-    for rank, each in zip((rank for rank in range(num_ranks) if rank not in taken), come, strict=False):
-        each.rank = rank
-
-
-def _described(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-
-
-class _Owner:
+class _PortOwner:
     """Holds the port of a round until the next one."""

@@ -1,4 +1,4 @@
-"""One end of the sockets between the launcher and a process."""
+"""One end of a connection on which the launcher, its processes and other nodes send messages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+_SILENT_S = 20
+"""Seconds after which a machine that doesn't answer any more counts as lost."""
+
 
 class Line:
-    """Sends and receives small JSON objects, one a line.
+    """Sends and receives JSON objects, one a line.
 
     Args:
-        end: one of a pair of connected sockets.
+        end: of connected sockets.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -35,9 +38,16 @@ class Line:
         """
         try:
             data = self.socket.recv(65_536)
-        except ConnectionError:
+        except OSError:
             data = b""
         if not data:
             raise EOFError
         *whole, self._buffer = (self._buffer + data).split(b"\n")
         yield from map(json.loads, whole)
+
+    def notice_silence(self) -> None:
+        """Make a machine that is lost without a word an end of the line. Of TCP on Linux."""
+        options = {socket.TCP_KEEPIDLE: _SILENT_S // 4, socket.TCP_KEEPINTVL: _SILENT_S // 4, socket.TCP_KEEPCNT: 3}
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in {**options, socket.TCP_USER_TIMEOUT: 1000 * _SILENT_S}.items():
+            self.socket.setsockopt(socket.IPPROTO_TCP, option, value)

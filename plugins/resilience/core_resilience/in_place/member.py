@@ -1,65 +1,63 @@
-"""A process of the run, as the launcher sees it."""
+"""A process of the run, on any node, as the launcher sees it."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import signal
-import socket
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Literal
-
-from core_resilience.in_place.line import Line
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 
+class Node(Protocol):
+    """A machine on which processes are started."""
+
+    members: list[Member]
+
+    def start(self, *, waits: bool) -> None:
+        """Start a process, a member from then on; one that waits takes the place of another."""
+
+    def send(self, number: int, message: Mapping[str, Any]) -> None:
+        """Send a message to the process of this number."""
+
+    def send_signal(self, number: int, signum: int) -> None:
+        """Send a signal to the process of this number, and its children."""
+
+
+class Listener(Protocol):
+    """What is called for members of nodes."""
+
+    def on_message(self, member: Member, message: dict[str, Any]) -> None:
+        """A process has sent a message."""
+
+    def on_end(self, member: Member, code: int) -> None:
+        """A process has ended, and isn't a member of its node any more; `code` is negative for a signal."""
+
+
+@dataclass(eq=False)
 class Member:
-    """A process, in a process group of its own, which ends with this one.
-
-    Args:
-        use: waits if it takes the place of another one.
-        arguments: the script, and what is meant for it.
-        variables: its environment.
+    """A process of the run.
 
     Attributes:
-        line: to it.
-        rank: in the running round; None outside of one.
+        node: on which it runs.
+        number: of the process on its node.
+        rank: in the round; None for one that waits for the next.
+        local_rank: likewise, on its node.
         is_ready: it waits for a round to begin.
         is_done: it has come to the script's end.
-        descriptor: becomes readable when the process ends.
     """
 
-    def __init__(self, use: Literal["begins", "waits"], arguments: Sequence[str], variables: Mapping[str, str]) -> None:
-        ours, theirs = socket.socketpair()
-        self._life, life = socket.socketpair()
-        with theirs, life:
-            ends = [theirs.fileno(), life.fileno()]
-            program = ["-u", "-m", "core_resilience.in_place.rank_program", str(ends[0]), use]
-            # What the kernel sends it when this process is gone ends it, and its children.
-            fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-            self._process = subprocess.Popen(
-                [sys.executable, *program, *arguments], env=variables, pass_fds=ends, start_new_session=True
-            )
-            fcntl.fcntl(life, fcntl.F_SETOWN, -self._process.pid)
-        self.line = Line(ours)
-        self.rank: int | None = None
-        self.is_ready = self.is_done = False
-        self.pid = self._process.pid
-        self.descriptor = os.pidfd_open(self.pid)
+    node: Node
+    number: int
+    rank: int | None = None
+    local_rank: int | None = None
+    is_ready: bool = False
+    is_done: bool = False
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal to it and its children."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message to it."""
+        self.node.send(self.number, message)
 
-    def reap(self) -> int:
-        """Its exit code, negative for a signal, once it has ended. Its children end too."""
-        self.send_signal(signal.SIGKILL)
-        self.line.socket.close()
-        self._life.close()
-        os.close(self.descriptor)
-        return self._process.wait()
+    def send_signal(self, signum: int) -> None:
+        """Send a signal to it, and its children."""
+        self.node.send_signal(self.number, signum)

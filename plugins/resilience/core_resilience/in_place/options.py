@@ -10,16 +10,24 @@ class Options:
     """The options of the command.
 
     Attributes:
-        num_ranks: processes of a round.
-        num_spares: further ones, which wait.
-        least_ranks: a round begins with fewer than `num_ranks`, down to this number, if no spare is left. Equal to
-            `num_ranks`: a new process takes the place of a lost one.
-        multiple_of: a round has a multiple of this number of processes.
-        most_losses: processes that may be lost.
+        num_nodes: nodes of a round.
+        least_nodes: a round begins with fewer nodes, down to this number. Equal to `num_nodes`: it waits for another.
+        num_devices: processes of each node.
+        least_devices: with one node, a round begins with fewer processes, down to this number, where no spare is left.
+            Equal to `num_devices`: a new process takes the place of a lost one.
+        multiple_of: the processes of one node are a multiple of this number.
+        num_spares: further processes of each node, which wait.
+        most_losses: how many processes and nodes may be lost.
+        main_address: of the first node.
+        main_port: where its launcher listens for other nodes.
     """
 
-    num_ranks: int
-    num_spares: int = 0
-    least_ranks: int = 0
-    multiple_of: int = 1
-    most_losses: int = 3
+    num_nodes: int
+    least_nodes: int
+    num_devices: int
+    least_devices: int
+    multiple_of: int
+    num_spares: int
+    most_losses: int
+    main_address: str
+    main_port: int

@@ -1,0 +1,105 @@
+"""`core go-on` on a node other than the first: starts processes as the first node's launcher says."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from core.cli import say
+from core.contract import LaunchError
+from core.launch import SignalForwarder
+from core_resilience.in_place.line import Line
+from core_resilience.in_place.local_node import LocalNode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from core_resilience.in_place.member import Member
+
+_COMES_IN_S = 600.0
+"""Seconds in which the first node's launcher has to be there."""
+
+
+class Relay:
+    """Runs this node's processes for the launcher of the first node, and ends with it.
+
+    Args:
+        arguments: of each process.
+        address: host name and port of the launcher.
+    """
+
+    def __init__(self, arguments: Sequence[str], address: tuple[str, int]) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._node = LocalNode(arguments, self._selector, self)
+        self._address = address
+        self._is_over = False
+        self._code = 1
+
+    def run(self) -> int:
+        """Run until the launcher says how the run has ended, or is gone.
+
+        Returns:
+            The launcher's own code to exit with; 1 if it is gone, 130 after Ctrl-C.
+        """
+        with SignalForwarder() as signals:
+            try:
+                self._line = Line(_connect(self._address))
+                self._line.notice_silence()
+                self._selector.register(self._line.socket, selectors.EVENT_READ, self._on_order)
+                signals.to(self)
+                while not self._is_over:
+                    for key, _ in self._selector.select():
+                        key.data()
+                signals.raise_for()
+            except KeyboardInterrupt:
+                return 128 + signal.SIGINT
+            finally:
+                self._node.close()
+        return self._code
+
+    def forward(self, number: int) -> None:
+        """Hand a signal on to all processes of this node."""
+        for member in self._node.members:
+            member.send_signal(number)
+
+    def on_message(self, member: Member, message: dict[str, Any]) -> None:
+        """Hand it on to the launcher."""
+        self._line.send({"of": member.number, "message": message})
+
+    def on_end(self, member: Member, code: int) -> None:
+        """Hand it on to the launcher."""
+        self._line.send({"of": member.number, "code": code})
+
+    def _on_order(self) -> None:
+        try:
+            orders = list(self._line.receive())
+        except EOFError:
+            say("core go-on: The first node is gone, and this one ends.", err=True)
+            self._is_over = True
+            return
+        for order in orders:
+            if "start" in order:
+                self._node.start(waits=order["start"])
+            elif "signal" in order:
+                self._node.send_signal(order["to"], order["signal"])
+            elif "message" in order:
+                self._node.send(order["to"], order["message"])
+            else:
+                self._code, self._is_over = order["exit"], True
+
+
+def _connect(address: tuple[str, int]) -> socket.socket:
+    deadline_s = time.monotonic() + _COMES_IN_S
+    while True:
+        try:
+            return socket.create_connection(address, timeout=None)
+        except OSError as error:
+            if time.monotonic() > deadline_s:
+                raise LaunchError(
+                    f"core go-on found no launcher at {address[0]}:{address[1]} within {_COMES_IN_S:.0f} s: {error}. "
+                    "Start it on the first node, with --node-rank 0 and the same --main-port."
+                ) from error
+        time.sleep(0.2)

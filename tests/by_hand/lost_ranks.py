@@ -27,7 +27,7 @@ PHASES = ("set up", "data", "forward", "backward", "optimizer", "save", "validat
 WORLDS = [("ddp", 2), ("ddp", 3), ("ddp", 4), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("parallel", 2), ("parallel", 4)]
 STEPS = 40
 TOLERANCE = 1e-12
-PROGRAM = Path(__file__).with_name("lost_ranks_program.py")
+PROGRAM = Path(__file__).parents[2] / "plugins/resilience/tests/lost_ranks_program.py"
 
 
 def main() -> None:

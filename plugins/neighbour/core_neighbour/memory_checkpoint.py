@@ -20,7 +20,7 @@ from core.contract import (
     UnsupportedError,
 )
 from core.strategies import ParallelStrategy
-from core_neighbour.memory_folder import folder_name, memory_folder
+from core_neighbour.in_memory import folder_name, memory_folder
 from core_neighbour.neighbour_io import NeighbourCheckpointIO
 
 if TYPE_CHECKING:

@@ -108,8 +108,8 @@ class Departure:
     # in the main thread, and in the one that listens ----------------------------------------------------------------
 
     def _on_call(self, signum: int, frame: FrameType | None) -> None:
-        # Not into an `except` or `finally` block that runs: what it does for the end of the round is to be done. Nor into
-        # an import, after which a package would lack what hadn't come yet. The call comes again.
+        # Not into an `except` or `finally` block that runs, which has something to do for the end of the round. Nor
+        # into an import, after which a package would lack what hadn't come yet. The call comes again.
         is_here = self._leaves.is_set() and not self._has_left.is_set()
         if is_here and sys.exception() is None and not _is_importing(frame):
             raise LostRankError

@@ -1,21 +1,25 @@
-"""The program of lost_ranks.py: trains, and kills this process where the plan says so."""
+"""A program for `core go-on`: trains, and kills this process where the plan says so."""
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
+from datetime import timedelta
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from core import Module, Trainer, seed_everything
+from core import Module, Trainer, WatchdogOptions, seed_everything
 from core.callbacks import Callback, MemoryCheckpoint
+from core_resilience import microbatch_size
 
 STRATEGY, STEPS = sys.argv[1], int(sys.argv[2])
 ROUND, RANK = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
 PLAN = json.loads(os.environ["PLAN"])
 OWN = PLAN[ROUND] if len(PLAN) > ROUND else {"phase": "", "step": 0, "rank": -1}
+FAULT, MOST_SAMPLES = os.environ.get("FAULT", "kill"), int(os.environ.get("MOST_SAMPLES", "12"))
 GLOBAL_BATCH, NUM_SAMPLES = 12, 96
 trainer: Trainer
 
@@ -25,12 +29,26 @@ def log(kind):
         file.write(json.dumps({"kind": kind, "round": ROUND, "time": time.time()}) + "\n")
 
 
+def allocate(num_samples):
+    """Ask for more memory than there may be, if the batch is too large, on the last rank."""
+    is_last = int(os.environ["WORLD_SIZE"]) - 1 == RANK
+    if FAULT == "memory" and num_samples > MOST_SAMPLES and is_last and trainer.global_step >= 3:
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (2**36, limits[1]))
+        try:
+            torch.ones(2**37, dtype=torch.uint8)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
 def phase(name):
     """Die here, if this is the phase, the rank and a step of the plan."""
     if OWN["phase"] == name and OWN["rank"] == RANK:
         if name not in ("meet", "set up") and trainer.global_step < OWN["step"] and name != "validate":
             return
         log("kill")
+        if FAULT == "hang":
+            time.sleep(1000)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -50,9 +68,11 @@ class Samples(Dataset):
 class Net(Module):
     def __init__(self):
         super().__init__()
-        layers = torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1)
+        norm = torch.nn.BatchNorm1d(16) if "NORM" in os.environ else torch.nn.Identity()
+        layers = torch.nn.Linear(8, 16), norm, torch.nn.ReLU(), torch.nn.Linear(16, 1)
         self.layers = torch.nn.Sequential(*layers).double()
         self.times_seen = torch.nn.Linear(1, NUM_SAMPLES, bias=False).double()
+        torch.nn.init.zeros_(self.times_seen.weight)
 
     def forward(self, index, inputs):
         seen = self.times_seen(torch.ones(1, dtype=torch.double))[index]
@@ -60,6 +80,7 @@ class Net(Module):
 
     def training_step(self, batch):
         phase("forward")
+        allocate(len(batch[0]))
         loss = self(*batch).mean()
         loss.register_hook(lambda gradient: phase("backward"))
         self.log("loss", loss)
@@ -106,9 +127,16 @@ trainer = Trainer(
     callbacks=[MemoryCheckpoint(), Steps()],
     enable_progress_bar=False,
     enable_model_summary=False,
+    watch=WatchdogOptions(limit=timedelta(seconds=3), end_after=timedelta(seconds=3), grace=timedelta(seconds=2))
+    if FAULT == "hang"
+    else None,
 )
+batch_size = microbatch_size(6) if FAULT == "memory" else 1
 trainer.fit(
-    net, DataLoader(Samples(), batch_size=1, shuffle=True), DataLoader(Samples(), batch_size=48), ckpt_path="last"
+    net,
+    DataLoader(Samples(), batch_size=batch_size, shuffle=True),
+    DataLoader(Samples(), batch_size=48),
+    ckpt_path="last",
 )
 weights = [
     (each.full_tensor() if hasattr(each, "full_tensor") else each).detach().flatten() for each in net.parameters()

@@ -1,7 +1,8 @@
 """Kill ranks of `core go-on` in each phase, and compare the weights with those of an undisturbed run.
 
-python tests/by_hand/lost_ranks.py --kills 400
-python tests/by_hand/lost_ranks.py --kills 100 --load 20
+python tests/by_hand/lost_ranks.py --kills 400 --forked
+python tests/by_hand/lost_ranks.py --kills 100 --forked --load 20
+python tests/by_hand/lost_ranks.py --kills 72
 
 A run meets several kills, one after the other; `meet` kills a rank while the others still meet after the one before.
 A parameter counts how often each sample was trained.
@@ -23,6 +24,8 @@ from pathlib import Path
 
 import torch
 
+from core_testing import programs
+
 PHASES = ("set up", "data", "forward", "backward", "optimizer", "save", "validate", "meet", "end")
 WORLDS = [("ddp", 2), ("ddp", 3), ("ddp", 4), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("parallel", 2), ("parallel", 4)]
 STEPS = 40
@@ -35,11 +38,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=27)
     parser.add_argument("--load", type=int, default=0, help="busy processes beside the run")
     parser.add_argument("--spares", type=int, default=0)
+    parser.add_argument("--forked", action="store_true", help="processes have imported torch already: less time each")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.load)]
     try:
-        results = drill(options.kills, random.Random(options.seed), options.spares, 240 * (1 + options.load / 4))
+        results = drill(options, random.Random(options.seed))
     finally:
         for each in busy:
             each.kill()
@@ -49,18 +53,18 @@ def main() -> None:
     print(table(results))
 
 
-def drill(num_kills: int, rng: random.Random, num_spares: int, timeout_s: float) -> list[dict]:
+def drill(options: argparse.Namespace, rng: random.Random) -> list[dict]:
     results: list[dict] = []
     expected = {}
-    while len(results) < num_kills:
+    while len(results) < options.kills:
         for strategy, size in WORLDS:
             if (strategy, size) not in expected:
-                expected[strategy, size], _, text = run(strategy, size, num_spares, [], timeout_s)
+                expected[strategy, size], _, text = run(strategy, size, [], options)
                 assert expected[strategy, size] is not None, text
             plan = make_plan(rng, size)
-            weights, events, text = run(strategy, size, num_spares, plan, timeout_s)
+            weights, events, text = run(strategy, size, plan, options)
             results += judge(strategy, size, plan, weights, events, expected[strategy, size], text)
-            if len(results) >= num_kills:
+            if len(results) >= options.kills:
                 break
             print(f"{len(results)} kills, {sum(not each['right'] for each in results)} wrong", flush=True)
     return results
@@ -78,28 +82,26 @@ def make_plan(rng: random.Random, size: int) -> list[dict]:
 
 
 def run(
-    strategy: str, size: int, num_spares: int, plan: list[dict], timeout_s: float
+    strategy: str, size: int, plan: list[dict], options: argparse.Namespace
 ) -> tuple[torch.Tensor | None, list[dict], str]:
+    """Weights, if the run has ended well; what the program has noted; and the output."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "core", "go-on", "--devices", str(size), "--spares", str(num_spares)]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PLAN": json.dumps(plan)}
-        process = subprocess.Popen(
-            [*command, "--max-losses", "100", str(PROGRAM), strategy, str(STEPS)],
-            cwd=folder,
-            env=env,
-            stdout=-1,
-            stderr=-2,
-            text=True,
-            start_new_session=True,
-        )
+        command = [*programs.CORE, "go-on", "--devices", str(size), "--spares", str(options.spares)]
+        command += ["--max-losses", "100", str(PROGRAM), strategy, str(STEPS)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PLAN": json.dumps(plan), "CORE_MEMORY_FOLDER": folder}
+        if options.forked:
+            program = programs.start(command, cwd=folder, env=env, merge_errors=True)
+        else:
+            program = subprocess.Popen(command, cwd=folder, env=env, stdout=-1, stderr=-2, text=True)
+        timeout_s = 240 * (1 + options.load / 4)
         try:
-            text, _ = process.communicate(timeout=timeout_s)
+            text = program.communicate(timeout=timeout_s)[0]
         except subprocess.TimeoutExpired:
-            process.kill()  # and the kernel its ranks
-            text = f"no end after {timeout_s} s\n" + process.communicate()[0]
+            program.kill()  # and the kernel its ranks
+            text = f"no end after {timeout_s} s\n{program.communicate()[0]}"
         path, log = Path(folder, "weights.pt"), Path(folder, "events.jsonl")
         events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-        return torch.load(path) if path.exists() and not process.returncode else None, events, text
+        return torch.load(path) if path.exists() and not program.returncode else None, events, text
 
 
 def judge(strategy, size, plan, weights, events, expected, text) -> list[dict]:

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from core.contract.spec import Fingerprint
 
 _stores: dict[tuple[str, int, int], Store] = {}
-_joins: Counter[Store] = Counter()
 
 # A forked copy, such as a loader's worker, must not collect what is left of stores and groups: their threads aren't in
 # it, and to free them would wait for those that have been given the same places since (torch 2.13).
@@ -82,11 +80,9 @@ def join(
                 "The workers of a script stay until it ends: ask for the same number, or use another script."
             )
         return False
-    # Every join has a prefix of its own: a group that was left, or died before a restart, leaves its keys behind.
     patience = timeout if timeout is not None else default_pg_timeout
     shared = _shared_store(environment, rank, world_size, patience)
-    _joins[shared] += 1
-    rendezvous = RendezvousStore(shared, str(_joins[shared]), rank, world_size, meets_within(patience))
+    rendezvous = RendezvousStore(shared, rank, world_size, meets_within(patience))
     select_device()
     if world_size > 1:
         exchange(rendezvous, rank, world_size, fingerprint)

@@ -26,9 +26,9 @@ class RendezvousStore:
     that has never come can't say so; it is named when the time is over.
     """
 
-    def __init__(self, store: Store, name: str, rank: int, world_size: int, timeout: timedelta) -> None:
-        """Use `store` under a prefix of its own, since a key is used once."""
-        self.store = PrefixStore(name, store)
+    def __init__(self, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        """Use `store` under a prefix of its own: a group that was left, or died before a restart, leaves its keys."""
+        self.store = PrefixStore(str(store.add(f"core/joins/{rank}", 1)), store)
         self._shared, self._rank, self._world_size, self._timeout = store, rank, world_size, timeout
 
     def set(self, key: str, value: str) -> None:

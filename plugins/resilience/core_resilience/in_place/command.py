@@ -10,9 +10,11 @@ import click
 
 from core.cli import say
 from core_resilience.in_place import kept_states
-from core_resilience.in_place.launcher import Launcher
+from core_resilience.in_place.launcher import RoundLauncher
 from core_resilience.in_place.options import Options
 from core_resilience.in_place.relay import Relay
+
+__all__ = ["go_on"]
 
 
 @click.command(
@@ -92,7 +94,7 @@ def go_on(
     )
     run_id = f"go-on-{zlib.crc32(chr(0).join([os.getcwd(), *called]).encode()):08x}"
     kept_states.copy_to_memory(run_id)
-    launcher = Launcher(options, called, run_id)
+    launcher = RoundLauncher(options, called, run_id)
     code = launcher.run()
     if not code:
         kept_states.remove_from_disk(run_id)

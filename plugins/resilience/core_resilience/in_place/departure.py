@@ -1,4 +1,4 @@
-"""How a process leaves a round whose rank is lost, wherever it stands."""
+"""Departure of a process from a round, wherever it stands, when a rank is lost."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from core_resilience.microbatch import next_number
 if TYPE_CHECKING:
     from types import FrameType
 
-    from core_resilience.in_place.line import Line
+    from core_resilience.in_place.line import MessageLine
 
 _CALL = signal.SIGRTMIN + 7
 """The signal by which the thread that listens calls the main thread; nobody else uses it."""
 _AGAIN_S = 0.5
 """Seconds after which a main thread that hasn't left is called again; its store's connections are broken off then."""
-_SETTLED_S = 10.0
+_IMPORTED_S = 10.0
 """Seconds after which a script has imported what it needs."""
 _CAUSE_S = 10.0
 """Seconds in which the launcher says that a rank is lost, after a connection to it is."""
@@ -40,7 +40,7 @@ class Departure:
         line: to the launcher.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: MessageLine) -> None:
         self.line = line
         self._inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._leaves, self._has_left = threading.Event(), threading.Event()  # of this round
@@ -58,19 +58,19 @@ class Departure:
         return None
 
     def begin_round(self, *, has_spares: bool) -> None:
-        """Make a lost rank an exception in the main thread from now on.
+        """Raise in the main thread when a rank is lost, from now on.
 
         Args:
             has_spares: send the names of the modules that the script has imported, once it has.
         """
         self._leaves, self._has_left = threading.Event(), threading.Event()
         if has_spares:
-            timer = threading.Timer(_SETTLED_S, self._send_modules)
+            timer = threading.Timer(_IMPORTED_S, self._send_modules)
             timer.daemon = True
             timer.start()
 
     def end_round(self) -> None:
-        """Make it a message again, once the script has come to its end.
+        """Raise no more: the script has come to its end, and a lost rank is a message.
 
         Raises:
             LostRankError: it came before.

@@ -12,7 +12,7 @@ from core.cli import say
 from core.cluster import reserve_port
 from core.contract import LaunchError
 from core.launch import SignalForwarder
-from core_resilience.in_place.line import Line
+from core_resilience.in_place.line import MessageLine
 from core_resilience.in_place.local_node import LocalNode
 from core_resilience.in_place.places import places, variables
 from core_resilience.in_place.remote_node import RemoteNode
@@ -20,14 +20,14 @@ from core_resilience.in_place.remote_node import RemoteNode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from core_resilience.in_place.member import Member, Node
+    from core_resilience.in_place.member import Member, ProcessNode
     from core_resilience.in_place.options import Options
 
 _LEAVES_IN_S = 30.0
 """Seconds that a process may take to leave a round; one that is stuck in native code counts as lost then."""
 
 
-class Launcher:
+class RoundLauncher:
     """Runs a script in processes that go on when one of them is lost.
 
     Args:
@@ -40,8 +40,8 @@ class Launcher:
         self._options, self._run_id = options, run_id
         self._selector = selectors.DefaultSelector()
         self._local = LocalNode(arguments, self._selector, self)
-        self._nodes: list[Node] = [self._local]
-        self._nodes_of_round: list[Node] = []
+        self._nodes: list[ProcessNode] = [self._local]
+        self._nodes_of_round: list[ProcessNode] = []
         self._num_rounds = self._num_lost = 0
         self._is_running = self._is_over = self._is_signalled = False
         self._leaves_by_s: float | None = None
@@ -111,7 +111,7 @@ class Launcher:
     # nodes ----------------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Let the launchers of other nodes come from now on."""
+        """Accept the launchers of other nodes from now on."""
         port = self._options.main_port
         try:
             server = socket.create_server(("", port))
@@ -121,7 +121,7 @@ class Launcher:
         self._selector.register(server, selectors.EVENT_READ, self._on_node)
 
     def _on_node(self) -> None:
-        line = Line(self._server.accept()[0])
+        line = MessageLine(self._server.accept()[0])
         line.notice_silence()
         node = RemoteNode(line, self)
         self._nodes.append(node)
@@ -136,7 +136,7 @@ class Launcher:
             if node in self._nodes_of_round and not self._is_over:
                 self._lose(f"Node {self._nodes_of_round.index(node)} was lost")
 
-    def _start_processes(self, node: Node) -> None:
+    def _start_processes(self, node: ProcessNode) -> None:
         for number in range(self._options.num_devices + self._options.num_spares):
             node.start(waits=self._num_rounds > 0 or number >= self._options.num_devices)
 
@@ -177,7 +177,7 @@ class Launcher:
             self._replace(member.node)
             self._lose(f"{name} {ended}", leaves=member.rank is not None)
 
-    def _replace(self, node: Node) -> None:
+    def _replace(self, node: ProcessNode) -> None:
         """Start a process in the place of a lost one, unless enough are left."""
         options = self._options
         if len(node.members) // options.multiple_of * options.multiple_of < options.least_devices:
@@ -192,7 +192,7 @@ class Launcher:
             self._leave(what)
 
     def _warm(self, members: list[Member]) -> None:
-        """Let those that wait import what the script has imported by now."""
+        """Send those that wait the names of modules that the script has imported by now."""
         for each in members:
             if self._modules and each.rank is None and each.is_ready:
                 each.send({"imports": self._modules})
@@ -200,7 +200,7 @@ class Launcher:
     # rounds ---------------------------------------------------------------------------------------------------------
 
     def _leave(self, why: str) -> None:
-        """Make all processes leave the round."""
+        """End the round: all processes leave it."""
         say(f"core go-on: {why}. All ranks leave their step and their group, and meet again.", err=True)
         self._is_running, self._began_to_leave_s = False, time.monotonic()
         self._leaves_by_s = self._began_to_leave_s + _LEAVES_IN_S
@@ -208,8 +208,8 @@ class Launcher:
             each.is_ready = each.is_done = False
             each.send({"leave": why})
 
-    def _grow(self, node: Node) -> None:
-        """Take a node in that has come while there are fewer than there should be."""
+    def _grow(self, node: ProcessNode) -> None:
+        """Begin a round with a node that has come while there are fewer than there should be."""
         is_short = self._is_running and len(self._nodes_of_round) < self._options.num_nodes
         if is_short and node not in self._nodes_of_round and all(each.is_ready for each in node.members):
             self._leave("Another node has come")

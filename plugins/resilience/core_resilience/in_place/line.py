@@ -14,7 +14,7 @@ _SILENT_S = 20
 """Seconds after which a machine that doesn't answer any more counts as lost."""
 
 
-class Line:
+class MessageLine:
     """Sends and receives JSON objects, one a line.
 
     Args:
@@ -46,7 +46,7 @@ class Line:
         yield from map(json.loads, whole)
 
     def notice_silence(self) -> None:
-        """Make a machine that is lost without a word an end of the line. Of TCP on Linux."""
+        """End a line of TCP, on Linux, when the other machine is lost without a word."""
         options = {socket.TCP_KEEPIDLE: _SILENT_S // 4, socket.TCP_KEEPINTVL: _SILENT_S // 4, socket.TCP_KEEPCNT: 3}
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in {**options, socket.TCP_USER_TIMEOUT: 1000 * _SILENT_S}.items():

@@ -82,7 +82,7 @@ class LocalNode:
             self._listener.on_end(member, self._reap(member))
 
     def _reap(self, member: Member) -> int:
-        """Take a process out of all that is known of it; its exit code."""
+        """Forget a process that has ended; returns its exit code."""
         process = self._processes.pop(member.number)
         self._selector.unregister(process.descriptor)
         if process.line.socket in self._selector.get_map():

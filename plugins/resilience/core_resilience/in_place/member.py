@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Node(Protocol):
+class ProcessNode(Protocol):
     """A machine on which processes are started."""
 
     members: list[Member]
@@ -25,7 +25,7 @@ class Node(Protocol):
 
 
 class Listener(Protocol):
-    """What is called for members of nodes."""
+    """Listener to the members of nodes."""
 
     def on_message(self, member: Member, message: dict[str, Any]) -> None:
         """A process has sent a message."""
@@ -47,7 +47,7 @@ class Member:
         is_done: it has come to the script's end.
     """
 
-    node: Node
+    node: ProcessNode
     number: int
     rank: int | None = None
     local_rank: int | None = None

@@ -1,4 +1,4 @@
-"""What the user asks of `core go-on`."""
+"""The options of `core go-on`."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from core_resilience.in_place.member import Member, Node
+    from core_resilience.in_place.member import Member, ProcessNode
     from core_resilience.in_place.options import Options
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Where a process stands in a round.
 
     Attributes:
@@ -25,7 +25,9 @@ class Place(NamedTuple):
     local_rank: int
 
 
-def places(nodes: Sequence[Node], before: Sequence[Node], options: Options, least_nodes: int) -> list[Place] | None:
+def places(
+    nodes: Sequence[ProcessNode], before: Sequence[ProcessNode], options: Options, least_nodes: int
+) -> list[RankPlace] | None:
     """The places of the next round, by rank; None if processes or nodes are missing.
 
     Nodes and processes of the round before keep their numbers, unless there are fewer now.
@@ -46,13 +48,13 @@ def places(nodes: Sequence[Node], before: Sequence[Node], options: Options, leas
         return None
     size = min(_size(node, options) for node in chosen)
     return [
-        Place(member, node_rank, local_rank)
+        RankPlace(member, node_rank, local_rank)
         for node_rank, node in enumerate(chosen)
         for local_rank, member in enumerate(_in_order_of_ranks(node, size))
     ]
 
 
-def variables(place: Place, num_nodes: int, num_local: int) -> dict[str, str]:
+def variables(place: RankPlace, num_nodes: int, num_local: int) -> dict[str, str]:
     """The variables that torchrun sets for one rank."""
     rank = place.node_rank * num_local + place.local_rank
     return {
@@ -67,21 +69,21 @@ def variables(place: Place, num_nodes: int, num_local: int) -> dict[str, str]:
     }
 
 
-def _size(node: Node, options: Options) -> int:
+def _size(node: ProcessNode, options: Options) -> int:
     """The processes that a node can have in a round, of those that are ready."""
     num_ready = min(options.num_devices, sum(each.is_ready for each in node.members))
     return num_ready // options.multiple_of * options.multiple_of
 
 
-def _waits_for(node: Node) -> bool:
+def _waits_for(node: ProcessNode) -> bool:
     """True if a process of the node is on its way."""
     return any(not each.is_ready for each in node.members)
 
 
-def _in_order(nodes: Sequence[Node], before: Sequence[Node]) -> list[Node]:
+def _in_order(nodes: Sequence[ProcessNode], before: Sequence[ProcessNode]) -> list[ProcessNode]:
     """Nodes at their numbers in the round before; new ones where one has gone, and the last ones move up after that."""
     new = [node for node in nodes if node not in before]
-    kept: list[Node] = []
+    kept: list[ProcessNode] = []
     for node in before:
         if node in nodes:
             kept.append(node)
@@ -90,7 +92,7 @@ def _in_order(nodes: Sequence[Node], before: Sequence[Node]) -> list[Node]:
     return [*kept, *new]
 
 
-def _in_order_of_ranks(node: Node, size: int) -> list[Member]:
+def _in_order_of_ranks(node: ProcessNode, size: int) -> list[Member]:
     """The processes of a node at their numbers in the round before, and others where one has gone."""
     ready = [each for each in node.members if each.is_ready]
     kept = {each.local_rank: each for each in ready if each.local_rank is not None and each.local_rank < size}

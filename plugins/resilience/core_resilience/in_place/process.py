@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from core_resilience.in_place.line import Line
+from core_resilience.in_place.line import MessageLine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Process:
             variables = {**_DEFAULTS, **os.environ}
             self._process = subprocess.Popen(command, env=variables, pass_fds=ends, start_new_session=True)
             fcntl.fcntl(life, fcntl.F_SETOWN, -self._process.pid)
-        self.line = Line(ours)
+        self.line = MessageLine(ours)
         self.pid = self._process.pid
         self.descriptor = os.pidfd_open(self.pid)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from core_resilience.in_place import script_imports
 from core_resilience.in_place.departure import Departure
-from core_resilience.in_place.line import Line
+from core_resilience.in_place.line import MessageLine
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -36,7 +36,7 @@ def main(descriptor: str, use: str, *rest: str) -> None:
     if not is_module:
         script = os.path.abspath(script)
         sys.path[0] = os.path.dirname(script)
-    departure = Departure(Line(socket.socket(fileno=int(descriptor))))
+    departure = Departure(MessageLine(socket.socket(fileno=int(descriptor))))
     message = None
     try:
         if use == "waits":

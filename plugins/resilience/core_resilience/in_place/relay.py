@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from core.cli import say
 from core.contract import LaunchError
 from core.launch import SignalForwarder
-from core_resilience.in_place.line import Line
+from core_resilience.in_place.line import MessageLine
 from core_resilience.in_place.local_node import LocalNode
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Relay:
         """
         with SignalForwarder() as signals:
             try:
-                self._line = Line(_connect(self._address))
+                self._line = MessageLine(_connect(self._address))
                 self._line.notice_silence()
                 self._selector.register(self._line.socket, selectors.EVENT_READ, self._on_order)
                 signals.to(self)

@@ -9,7 +9,7 @@ from core_resilience.in_place.member import Listener, Member
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from core_resilience.in_place.line import Line
+    from core_resilience.in_place.line import MessageLine
 
 
 class RemoteNode:
@@ -20,7 +20,7 @@ class RemoteNode:
         listener: called with what processes say and how they end.
     """
 
-    def __init__(self, line: Line, listener: Listener) -> None:
+    def __init__(self, line: MessageLine, listener: Listener) -> None:
         self.members: list[Member] = []
         self.line, self._listener = line, listener
         self._num_started = 0

@@ -127,9 +127,7 @@ trainer = Trainer(
     callbacks=[MemoryCheckpoint(), Steps()],
     enable_progress_bar=False,
     enable_model_summary=False,
-    watch=WatchdogOptions(limit=timedelta(seconds=3), end_after=timedelta(seconds=3), grace=timedelta(seconds=2))
-    if FAULT == "hang"
-    else None,
+    watch=WatchdogOptions(limit=timedelta(seconds=3), end_after=timedelta(seconds=3)) if FAULT == "hang" else None,
 )
 batch_size = microbatch_size(6) if FAULT == "memory" else 1
 trainer.fit(

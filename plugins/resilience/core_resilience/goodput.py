@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _PARTS = ("useful", "start", "data", "validation", "saves", "skipped", "lost")
 _PREFIX = "goodput"
+_ROUND_BEGAN = "CORE_ROUND_BEGAN"
+"""The variable in which `core go-on` says when the round began, from the second one on; by the monotonic clock."""
 
 
 class Goodput(Callback):
@@ -165,7 +167,12 @@ class Goodput(Callback):
 
 
 def _age_of_process_s() -> float:
-    """Seconds since this process began, from the kernel's table, whose clock counts from the boot; 0 without one."""
+    """Seconds since this process began, from the kernel's table, whose clock counts from the boot; 0 without one.
+
+    A process that `core go-on` has kept begins again with each round.
+    """
+    if began := os.environ.get(_ROUND_BEGAN):
+        return time.monotonic() - float(began)
     if not os.path.exists("/proc/self/stat"):
         return 0.0
     fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()

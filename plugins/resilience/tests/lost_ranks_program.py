@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from core import Module, Trainer, WatchdogOptions, seed_everything
-from core.callbacks import Callback, MemoryCheckpoint
+from core.callbacks import Callback, Goodput, MemoryCheckpoint
 from core_resilience import microbatch_size
 
 STRATEGY, STEPS = sys.argv[1], int(sys.argv[2])
@@ -111,6 +111,7 @@ class Steps(Callback):
 
 phase("meet")
 seed_everything(1)
+goodput = Goodput(verbose=False)
 net = Net()
 if STRATEGY == "parallel":
     from core_parallel import ParallelStrategy
@@ -124,7 +125,7 @@ trainer = Trainer(
     global_batch_size=GLOBAL_BATCH,
     max_steps=STEPS,
     check_val_every_n_epoch=1,
-    callbacks=[MemoryCheckpoint(), Steps()],
+    callbacks=[MemoryCheckpoint(), goodput, Steps()],
     enable_progress_bar=False,
     enable_model_summary=False,
     watch=WatchdogOptions(limit=timedelta(seconds=3), end_after=timedelta(seconds=3)) if FAULT == "hang" else None,
@@ -142,3 +143,5 @@ weights = [
 phase("end")
 if RANK == 0:
     torch.save(torch.cat(weights), "weights.pt")
+    with open("goodput.json", "w") as file:
+        json.dump(goodput.seconds, file)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,14 @@ def fault(phase, step, rank):
     return {"phase": phase, "step": step, "rank": rank}
 
 
-def test_rank_0_is_killed_twice_in_a_row(tmp_path, undisturbed):
-    weights, errors = train(tmp_path, "ddp", 2, [fault("forward", 5, 0), fault("meet", 5, 0)])
+def test_ranks_are_killed_twice_in_a_row_and_while_saving(tmp_path, undisturbed):
+    began_s = time.monotonic()
+    weights, errors = train(tmp_path, "ddp", 2, [fault("forward", 5, 1), fault("meet", 5, 0), fault("save", 9, 1)])
     check(weights, undisturbed)
-    assert errors.count("was killed by SIGKILL") == 2
+    assert errors.count("was killed by SIGKILL") == 3
+    seconds = json.loads((tmp_path / "goodput.json").read_text())
+    assert seconds["lost"] > 0
+    assert sum(seconds.values()) < time.monotonic() - began_s  # no time counts twice where a process stays
 
 
 @pytest.mark.slow

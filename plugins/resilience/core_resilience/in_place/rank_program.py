@@ -10,6 +10,7 @@ import os
 import runpy
 import socket
 import sys
+import time
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,8 @@ def main(descriptor: str, use: str, *rest: str) -> None:
                 message = None
                 continue
             os.environ.update(message["variables"])
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+                os.environ["CORE_ROUND_BEGAN"] = str(time.monotonic())
             sys.argv = [script, *arguments]
             message = _round(departure, script, is_module, has_spares=message["has_spares"])
     except KeyboardInterrupt:

@@ -43,27 +43,31 @@ class Departure:
     def __init__(self, line: MessageLine) -> None:
         self.line = line
         self._inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._leaves, self._has_left = threading.Event(), threading.Event()  # of this round
-        self._has_left.set()
+        self._leaves, self._has_left = threading.Event(), threading.Event()  # of the newest round
+        self._is_inside = False
+        self._store_port = 0
         self._breaks_off: threading.Thread | None = None
         signal.signal(_CALL, self._on_call)
         pid = os.getpid()
         os.register_at_fork(after_in_child=lambda: signal.signal(_CALL, signal.SIG_IGN))
         threading.Thread(target=self._listen, args=(pid,), name="hear of lost ranks", daemon=True).start()
 
-    def next_message(self, timeout_s: float | None = None) -> Any:
-        """The launcher's next message; None if there is none in time."""
-        with contextlib.suppress(queue.Empty):
-            return self._inbox.get(timeout=timeout_s) if timeout_s != 0.0 else self._inbox.get_nowait()
-        return None
+    def next_message(self) -> dict[str, Any]:
+        """The launcher's next message; waits for it."""
+        return self._inbox.get()
 
     def begin_round(self, *, has_spares: bool) -> None:
         """Raise in the main thread when a rank is lost, from now on.
 
         Args:
             has_spares: send the names of the modules that the script has imported, once it has.
+
+        Raises:
+            LostRankError: one is lost already.
         """
-        self._leaves, self._has_left = threading.Event(), threading.Event()
+        self._is_inside = True
+        if self._leaves.is_set():
+            raise LostRankError
         if has_spares:
             timer = threading.Timer(_IMPORTED_S, self._send_modules)
             timer.daemon = True
@@ -75,12 +79,18 @@ class Departure:
         Raises:
             LostRankError: it came before.
         """
+        self._is_inside = False
         self._has_left.set()
         if self._leaves.is_set():
             raise LostRankError
 
     def is_reason_for(self, error: BaseException) -> bool:
-        """True if the script has ended because a rank is lost, as far as the launcher says so soon."""
+        """True if the script has ended because a rank is lost, as far as the launcher says so soon.
+
+        Args:
+            error: by which the script has ended, and which is being handled.
+        """
+        self._is_inside = False
         is_awaited = isinstance(error, HangError) or _is_echo(error)
         if isinstance(error, HangError):
             self.line.send({"hung": error.absent})
@@ -110,13 +120,15 @@ class Departure:
     def _on_call(self, signum: int, frame: FrameType | None) -> None:
         # Not into an `except` or `finally` block that runs, which has something to do for the end of the round. Nor
         # into an import, after which a package would lack what hadn't come yet. The call comes again.
-        is_here = self._leaves.is_set() and not self._has_left.is_set()
-        if is_here and sys.exception() is None and not _is_importing(frame):
+        if self._is_inside and self._leaves.is_set() and sys.exception() is None and not _is_importing(frame):
             raise LostRankError
 
     def _listen(self, pid: int) -> None:
         while True:
             for message in self._receive(pid):
+                if "variables" in message:
+                    self._leaves, self._has_left = threading.Event(), threading.Event()
+                    self._store_port = int(message["variables"]["MASTER_PORT"])
                 if "leave" in message:
                     leaves, is_inside = self._leaves, not self._has_left.is_set()
                     if is_inside:
@@ -138,7 +150,7 @@ class Departure:
             raise
 
     def _break_off_in_thread(self, leaves: threading.Event) -> None:
-        arguments = leaves, self._has_left, int(os.environ["MASTER_PORT"])
+        arguments = leaves, self._has_left, self._store_port
         thread = threading.Thread(target=self._break_off, args=arguments, name="leave a round", daemon=True)
         thread.start()
         self._breaks_off = thread  # before the main thread knows that it leaves, and waits for it

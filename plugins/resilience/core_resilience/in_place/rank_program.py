@@ -59,8 +59,8 @@ def main(descriptor: str, use: str, *rest: str) -> None:
 
 def _round(departure: Departure, script: str, is_module: bool, *, has_spares: bool) -> dict[str, Any] | None:
     """Run the script once. Returns the message that follows, if it has come already."""
-    departure.begin_round(has_spares=has_spares)
     try:
+        departure.begin_round(has_spares=has_spares)
         _run(script, is_module)
         departure.end_round()
     except BaseException as error:
@@ -69,7 +69,7 @@ def _round(departure: Departure, script: str, is_module: bool, *, has_spares: bo
             raise
     else:
         departure.line.send({"done": True})
-        message: dict[str, Any] = departure.next_message()
+        message = departure.next_message()
         if "leave" not in message:
             return message
     departure.clean()

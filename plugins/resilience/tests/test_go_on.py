@@ -149,6 +149,28 @@ def test_what_a_script_waits_for_is_broken_off(tmp_path):
     assert sorted(output.splitlines()) == ["rank 0 leaves 1", "rank 1 leaves 0", "rank 1 leaves 1"]
 
 
+def test_a_process_that_stays_keeps_no_object_of_an_earlier_round(tmp_path):
+    """Also where a cache knows a class of the script, whose methods know all of its names."""
+    script = """
+    import gc
+
+    class Model:
+        def method(self):
+            return model
+
+    sys.cache = [*getattr(sys, "cache", []), Model]
+    model = Model()
+    print(f"{rank} {number} {sum(type(each).__name__ == 'Model' for each in gc.get_objects())}")
+    if number < 3 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number < 3:
+        time.sleep(100)
+    """
+    code, output, errors = run(tmp_path, script, "--devices", "2")
+    assert code == 0, errors
+    assert [line for line in output.splitlines() if line.startswith("0")] == ["0 0 1", "0 1 1", "0 2 1", "0 3 1"]
+
+
 def test_an_error_of_the_script_ends_the_run(tmp_path):
     code, _, errors = run(tmp_path, "if rank == 1:\n    1 / 0\ntime.sleep(100)\n", "--devices", "2")
     assert code == 1

@@ -9,6 +9,7 @@ import queue
 import signal
 import sys
 import threading
+import types
 from typing import TYPE_CHECKING, Any
 
 from core.contract import HangError
@@ -110,6 +111,7 @@ class Departure:
                 dist.destroy_process_group()
         for name in ("last_exc", "last_value", "last_traceback"):
             setattr(sys, name, None)
+        _let_go(vars(sys.modules["__main__"]))
         gc.collect()
         torch = sys.modules.get("torch")
         if torch is not None and torch.accelerator.is_available():
@@ -169,6 +171,13 @@ class Departure:
             assert main_thread is not None
             signal.pthread_kill(main_thread, _CALL)
             has_left.wait(_AGAIN_S)
+
+
+def _let_go(namespace: dict[str, Any]) -> None:
+    """Delete the objects of a script, models and tensors among them. What a cache still knows is its classes."""
+    kept = types.ModuleType, types.FunctionType, type, str, int, float
+    for name in [name for name, value in namespace.items() if not isinstance(value, kept)]:
+        del namespace[name]
 
 
 def _is_importing(frame: FrameType | None) -> bool:

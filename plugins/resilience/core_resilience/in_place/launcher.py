@@ -178,9 +178,10 @@ class RoundLauncher:
             self._lose(f"{name} {ended}", leaves=member.rank is not None)
 
     def _replace(self, node: ProcessNode) -> None:
-        """Start a process in the place of a lost one, unless enough are left."""
+        """Start a process in the place of a lost one, unless the others may go on with fewer."""
         options = self._options
-        if len(node.members) // options.multiple_of * options.multiple_of < options.least_devices:
+        num_left = len(node.members) // options.multiple_of * options.multiple_of
+        if options.least_devices == options.num_devices or num_left < options.least_devices:
             node.start(waits=True)
 
     def _lose(self, what: str, *, leaves: bool = True) -> None:

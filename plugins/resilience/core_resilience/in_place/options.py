@@ -16,7 +16,7 @@ class Options:
         least_devices: with one node, a round begins with fewer processes, down to this number, where no spare is left.
             Equal to `num_devices`: a new process takes the place of a lost one.
         multiple_of: the processes of one node are a multiple of this number.
-        num_spares: further processes of each node, which wait.
+        num_spares: further processes of each node, which wait. Where one has taken a place, a new one is started.
         most_losses: how many processes and nodes may be lost.
         main_address: of the first node.
         main_port: where its launcher listens for other nodes.

@@ -18,7 +18,7 @@ def hang_up(store_port: int) -> None:
 
     A rank that waits for this one in a collective then gets an error, and runs its `finally` blocks. Gloo has no abort,
     and destroying a process group closes nothing while a traceback or a module still refers to it. For a process that
-    is about to end: Python's own sockets stay open, since a logger may have to say something yet.
+    ends, or leaves its group: Python's own sockets stay open, since a logger may have to say something yet.
 
     Args:
         store_port: where the store of the ranks listens. Its connections stay too: a wait on them is bounded, and

@@ -7,8 +7,10 @@ import textwrap
 import time
 
 import pytest
+from click.testing import CliRunner
 
 from core.cluster import reserve_port
+from core_resilience.in_place.command import go_on
 from core_testing import programs
 
 BEGINNING = """
@@ -256,6 +258,13 @@ def test_a_lost_node_is_replaced_or_left_out(tmp_path, request, least_nodes):
     assert len(after) == 2 * least_nodes
     assert [after[rank][2] for rank in (0, 1)] == [before[rank][2] for rank in (0, 1)]
     assert_gone([before])
+
+
+def test_another_system_is_refused(monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    result = CliRunner().invoke(go_on, ["--devices", "2", __file__])
+    assert result.exit_code == 2
+    assert "it needs Linux 5.3 or later" in result.output
 
 
 def test_mistakes_of_the_command_line(tmp_path):

@@ -78,6 +78,8 @@ def go_on(
 
     With several nodes, run it on each of them. It ends with node 0.
     """
+    if not hasattr(os, "pidfd_open"):
+        raise click.UsageError("it needs Linux 5.3 or later. core run works here, and ends with a rank that is lost.")
     least_devices = devices if min_devices is None else min(min_devices, devices)
     if num_nodes > 1 and least_devices < devices:
         raise click.BadParameter("with several nodes all have --devices; see --min-nodes.", param_hint="--min-devices")

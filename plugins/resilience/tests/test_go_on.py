@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import textwrap
 import time
 
@@ -246,6 +247,8 @@ def test_a_lost_node_is_replaced_or_left_out(tmp_path, request, least_nodes):
     first = start(tmp_path, script, *options)
     second = start(tmp_path, script, *options, "--node-rank", "1")
     before = await_rounds(tmp_path, 1, 4)[0]
+    with socket.create_connection(("127.0.0.1", int(port))) as other_program:
+        other_program.sendall(b"GET / HTTP/1.1\r\n\r\n")
     assert [node for _, node, _ in (before[rank] for rank in range(4))] == [0, 0, 1, 1]
     second.kill()
     ends = [first]

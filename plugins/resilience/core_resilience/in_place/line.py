@@ -34,7 +34,7 @@ class MessageLine:
         """The messages of what arrives next; waits for it.
 
         Raises:
-            EOFError: the other end is gone.
+            EOFError: the other end is gone, or is no `core go-on`.
         """
         try:
             data = self.socket.recv(65_536)
@@ -43,7 +43,11 @@ class MessageLine:
         if not data:
             raise EOFError
         *whole, self._buffer = (self._buffer + data).split(b"\n")
-        yield from map(json.loads, whole)
+        try:
+            messages = [dict(json.loads(line)) for line in whole]
+        except (TypeError, ValueError):
+            raise EOFError from None
+        yield from messages
 
     def notice_silence(self) -> None:
         """End a line of TCP, on Linux, when the other machine is lost without a word."""

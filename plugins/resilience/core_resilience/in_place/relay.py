@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _COMES_IN_S = 600.0
 """Seconds in which the first node's launcher has to be there."""
+_SAYS_AFTER_S = 30.0
+"""Seconds after which this node says that it waits for it."""
 
 
 class Relay:
@@ -92,14 +94,20 @@ class Relay:
 
 
 def _connect(address: tuple[str, int]) -> socket.socket:
-    deadline_s = time.monotonic() + _COMES_IN_S
+    began_s, waits = time.monotonic(), False
     while True:
         try:
             return socket.create_connection(address, timeout=None)
         except OSError as error:
-            if time.monotonic() > deadline_s:
+            waited_s = time.monotonic() - began_s
+            if waited_s > _COMES_IN_S:
                 raise LaunchError(
                     f"core go-on found no launcher at {address[0]}:{address[1]} within {_COMES_IN_S:.0f} s: {error}. "
                     "Start it on the first node, with --node-rank 0 and the same --main-port."
                 ) from error
+            if waited_s > _SAYS_AFTER_S and not waits:
+                waits = True
+                say(
+                    f"core go-on: No launcher of node 0 is at {address[0]}:{address[1]} yet. This node waits.", err=True
+                )
         time.sleep(0.2)

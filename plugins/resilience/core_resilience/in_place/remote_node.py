@@ -46,7 +46,7 @@ class RemoteNode:
         except EOFError:
             return False
         for message in messages:
-            member = next((each for each in self.members if each.number == message["of"]), None)
+            member = next((each for each in self.members if each.number == message.get("of")), None)
             if member is not None and "code" in message:
                 self.members.remove(member)
                 self._listener.on_end(member, message["code"])

@@ -89,6 +89,7 @@ class Outcome:
         num_useful: updates that count.
         samples: whether each is once in the updates.
         num_begun: how often training began.
+        num_again: updates that were made again.
     """
 
     ended: str
@@ -98,6 +99,7 @@ class Outcome:
     num_useful: int
     samples: str
     num_begun: int
+    num_again: int
 
     @property
     def goodput(self) -> float:
@@ -163,23 +165,27 @@ def outcome_of(plan: Plan, code: int | None, text: str, seconds: float) -> Outco
         ]
         ended, step, weights = error_of(code, text), max(saved, default=0), []
     counts: Counter[int] = Counter()
-    bad_steps, num_begun = [step + 1], 0
+    bad_steps, num_begun, num_again = [step + 1], 0, 0
     for rank in range(NUM_RANKS):
-        updates, begun = updates_of(plan.folder / f"record-{rank}.jsonl")
-        num_begun = max(num_begun, begun)
+        updates, begun, again = updates_of(plan.folder / f"record-{rank}.jsonl")
+        num_begun, num_again = max(num_begun, begun), max(num_again, again)
         for number, update in updates.items():
             if number <= step:
                 counts.update(update["samples"])
                 bad_steps += [] if update["is_finite"] else [number]
-    return Outcome(ended, seconds, step, weights, min(bad_steps) - 1, samples_of(plan, counts, step), num_begun)
+    return Outcome(
+        ended, seconds, step, weights, min(bad_steps) - 1, samples_of(plan, counts, step), num_begun, num_again
+    )
 
 
-def updates_of(record: Path) -> tuple[dict[int, dict], int]:
-    """The updates of a rank by number, each as it was made last; and how often training began."""
+def updates_of(record: Path) -> tuple[dict[int, dict], int, int]:
+    """The updates of a rank by number, each as it was made last; how often training began; updates made again."""
     if not record.exists():
-        return {}, 0
+        return {}, 0, 0
     lines = [json.loads(each) for each in record.read_text(encoding="utf-8").splitlines()]
-    return {each["step"]: each for each in lines if "step" in each}, sum("begins" in each for each in lines)
+    made = [each for each in lines if "step" in each]
+    updates = {each["step"]: each for each in made}
+    return updates, len(lines) - len(made), len(made) - len(updates)
 
 
 def samples_of(plan: Plan, counts: Counter[int], step: int) -> str:
@@ -202,12 +208,15 @@ def samples_of_step(step: int) -> set[int]:
 
 
 def error_of(code: int | None, text: str) -> str:
-    """The last error that a run has printed."""
+    """The last error that a run has printed, but for those of ranks that have lost another."""
     if code is None:
-        return "never"
-    found = re.findall(r"^(?:\[rank\d\]: )?(?:[\w.]+\.)?(\w+Error: .{0,60})", text, re.MULTILINE)
-    found = [each for each in found if "ChildFailed" not in each]
-    return found[-1] if found else f"code {code}"
+        return "it doesn't end"
+    found = re.findall(r"^(?:\[rank\d\]: )?(?:[\w.]+\.)?(\w+(?:Error|Failure): .*)", text, re.MULTILINE)
+    found = [
+        each for each in found if not re.search(r"ChildFailed|Connection (?:closed|reset|refused)|Read error", each)
+    ]
+    error = found[-1] if found else f"code {code}"
+    return "gave up: " + ("can't allocate memory" if "can't allocate memory" in error else error[:60])
 
 
 def weights_verdict(outcome: Outcome, reference: Outcome) -> str:
@@ -263,11 +272,16 @@ def main() -> None:
                 outcome = run(tool, plan)
                 load = f"load {os.getloadavg()[0]:.1f}"
                 cells = [outcome.ended, str(outcome.step), weights_verdict(outcome, reference), outcome.samples]
-                cells += [str(outcome.num_begun), f"{outcome.seconds:.1f}", f"{outcome.goodput:.2f}"]
+                cells += [
+                    str(outcome.num_begun),
+                    str(outcome.num_again),
+                    f"{outcome.seconds:.1f}",
+                    f"{outcome.goodput:.2f}",
+                ]
                 rows.setdefault((rate, name), []).append(cells)
                 print(" ", name, *cells, load, sep=" | ", flush=True)
-    print("| faults | tool | ended | step | weights | samples | begun | seconds | goodput |")
-    print("| --- " * 9 + "|")
+    print("| faults | tool | ended | step | weights | samples | begun | steps again | seconds | goodput |")
+    print("| --- " * 10 + "|")
     for (rate, name), runs in sorted(rows.items(), key=lambda each: arguments.rates.index(each[0][0])):
         print("|", " | ".join([rate, name, *(joined(list(each)) for each in zip(*runs, strict=True))]), "|")
 

@@ -8,12 +8,12 @@ import sys
 from datetime import timedelta
 
 import torch
-from core_resilience import microbatch_size
 from faulty import BATCH_SIZE, GLOBAL_BATCH_SIZE, Plan, Record, Samples, loss_of, network, write_result
 from torch.utils.data import DataLoader
 
 from core import Callback, Module, Trainer, WatchdogOptions, seed_everything
 from core.callbacks import MemoryCheckpoint, ModelCheckpoint, SpikeGuard
+from core_resilience import microbatch_size
 
 
 class Net(Module):

@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 --max-restarts 3 on_lightning.py FOLDER/plan.json
 """
 
+import os
 import sys
 from datetime import timedelta
 
@@ -11,6 +12,7 @@ from faulty import BATCH_SIZE, NUM_RANKS, Plan, Record, Samples, loss_of, networ
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 
@@ -48,13 +50,16 @@ def main():
         devices=NUM_RANKS,
         num_nodes=1,
         strategy=DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=plan.hang_s)),
+        use_distributed_sampler=False,  # it would shuffle
         max_epochs=1,
         callbacks=[Recorder(plan), saves],
         default_root_dir=plan.folder,
         **dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False),
     )
     net = Net(plan)
-    trainer.fit(net, StatefulDataLoader(Samples(plan), batch_size=BATCH_SIZE), ckpt_path="last")
+    samples = Samples(plan)
+    sampler = DistributedSampler(samples, NUM_RANKS, int(os.environ["RANK"]), shuffle=False)
+    trainer.fit(net, StatefulDataLoader(samples, batch_size=BATCH_SIZE, sampler=sampler), ckpt_path="last")
     if trainer.is_global_zero:
         write_result(plan, trainer.global_step, net)
 

@@ -28,6 +28,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 from goodput_programs.faulty import GLOBAL_BATCH_SIZE, NUM_RANKS, Fault, Plan
@@ -114,8 +115,8 @@ def faults_of(rate: str, number: int, num_steps: int) -> tuple[Fault, ...]:
     return tuple(Fault(kind, step, draw.randrange(NUM_RANKS)) for kind, step in zip(kinds, steps, strict=True))
 
 
-def run(tool: Tool, plan: Plan, limit_s: float = LIMIT_S) -> Outcome:
-    """One run, from its command to its end."""
+def run(tool: Tool, plan: Plan, logs: Path | None) -> Outcome:
+    """One run, from its command to its end. What it prints is kept in `logs`, if that is a folder."""
     with tempfile.TemporaryDirectory() as name:
         plan = replace(plan, folder=Path(name), is_on_page=tool.is_on_page)
         content = asdict(plan)
@@ -128,7 +129,7 @@ def run(tool: Tool, plan: Plan, limit_s: float = LIMIT_S) -> Outcome:
                 words, cwd=name, env=os.environ | VARIABLES, stdout=file, stderr=subprocess.STDOUT
             )
             try:
-                code = process.wait(limit_s)
+                code = process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 end(process)
                 code = None
@@ -137,13 +138,12 @@ def run(tool: Tool, plan: Plan, limit_s: float = LIMIT_S) -> Outcome:
                 raise
             seconds = time.monotonic() - began_s
         text = log.read_text(encoding="utf-8", errors="replace")
-        if keep := os.environ.get("KEEP_LOGS"):
-            Path(keep).mkdir(exist_ok=True)
-            (Path(keep) / f"{time.time():.0f}.log").write_text(f"{words}\n{plan}\n{text}", encoding="utf-8")
+        if logs is not None:
+            (logs / f"{time.time():.0f}.log").write_text(f"{words}\n{plan}\n{text}", encoding="utf-8")
         return outcome_of(plan, code, text, seconds)
 
 
-def end(process: subprocess.Popen) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """End a program and all that it has started."""
     started = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
@@ -178,7 +178,7 @@ def outcome_of(plan: Plan, code: int | None, text: str, seconds: float) -> Outco
     )
 
 
-def updates_of(record: Path) -> tuple[dict[int, dict], int, int]:
+def updates_of(record: Path) -> tuple[dict[int, dict[str, Any]], int, int]:
     """The updates of a rank by number, each as it was made last; how often training began; updates made again."""
     if not record.exists():
         return {}, 0, 0
@@ -232,14 +232,15 @@ def weights_verdict(outcome: Outcome, reference: Outcome) -> str:
 class References:
     """Undisturbed runs, made once where they are asked for."""
 
-    def __init__(self) -> None:
-        self._made: dict[tuple, Outcome] = {}
+    def __init__(self, logs: Path | None) -> None:
+        self._logs = logs
+        self._made: dict[tuple[Tool, int | None], Outcome] = {}
 
     def of(self, tool: Tool, plan: Plan) -> Outcome:
         left_out = next((each.step for each in plan.faults if each.kind == "bad batch"), None)
         key = tool, left_out
         if key not in self._made:
-            made = run(tool, replace(plan, faults=(), left_out=left_out, step_s=0.0))
+            made = run(tool, replace(plan, faults=(), left_out=left_out, step_s=0.0), self._logs)
             assert made.weights, made.ended
             self._made[key] = made
         return self._made[key]
@@ -256,12 +257,14 @@ def main() -> None:
     parser.add_argument("--rates", nargs="*", default=["none", "low", "high"], choices=list(RATES))
     parser.add_argument("--runs", type=int, default=2, help="of each tool and rate; each has another plan")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--logs", type=Path, help="a folder for what the runs print")
     parser.add_argument("--save-every", type=int, default=25)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *event: sys.exit(1))  # so that nothing is left
     tools = tools_of(arguments.lightning)
     tools = {name: tool for name, tool in tools.items() if name in (arguments.tools or tools)}
-    references, rows = References(), {}
+    references = References(arguments.logs)
+    rows: dict[tuple[str, str], list[list[str]]] = {}
     for number in range(arguments.runs):
         for rate in arguments.rates:
             faults = faults_of(rate, number, arguments.steps)
@@ -269,7 +272,7 @@ def main() -> None:
             print(f"{rate}, run {number}:", ", ".join(f"{each.kind} {each.step}/{each.rank}" for each in faults))
             for name, tool in tools.items():
                 reference = references.of(tool, plan)
-                outcome = run(tool, plan)
+                outcome = run(tool, plan, arguments.logs)
                 load = f"load {os.getloadavg()[0]:.1f}"
                 cells = [outcome.ended, str(outcome.step), weights_verdict(outcome, reference), outcome.samples]
                 cells += [

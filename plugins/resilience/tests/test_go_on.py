@@ -200,6 +200,7 @@ def test_losses_are_limited(tmp_path):
 def test_a_signal_is_handed_on(tmp_path, number, code):
     script = """
     try:
+        log("inside")
         time.sleep(100)
     except BaseException as error:
         print(type(error).__name__)
@@ -207,6 +208,8 @@ def test_a_signal_is_handed_on(tmp_path, number, code):
     """
     program = start(tmp_path, script, "--devices", "2", "--spares", "1")
     await_rounds(tmp_path, 1, 2)
+    while (tmp_path / "log").read_text().count("inside") < 2:
+        time.sleep(0.05)
     os.kill(program.pid, number)
     output, _ = program.communicate(timeout=60)
     assert program.returncode == code

@@ -45,6 +45,7 @@ class Departure:
         self.line = line
         self._inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._leaves, self._has_left = threading.Event(), threading.Event()  # of the newest round
+        self._lock = threading.Lock()  # a call to leave comes before the script's end, or after it
         self._is_inside = False
         self._store_port = 0
         self._breaks_off: threading.Thread | None = None
@@ -81,8 +82,10 @@ class Departure:
             LostRankError: it came before.
         """
         self._is_inside = False
-        self._has_left.set()
-        if self._leaves.is_set():
+        with self._lock:
+            self._has_left.set()
+            is_lost = self._leaves.is_set()
+        if is_lost:
             raise LostRankError
 
     def is_reason_for(self, error: BaseException) -> bool:
@@ -132,10 +135,11 @@ class Departure:
                     self._leaves, self._has_left = threading.Event(), threading.Event()
                     self._store_port = int(message["variables"]["MASTER_PORT"])
                 if "leave" in message:
-                    leaves, is_inside = self._leaves, not self._has_left.is_set()
-                    if is_inside:
-                        self._break_off_in_thread(leaves)
-                    leaves.set()
+                    with self._lock:
+                        is_inside = not self._has_left.is_set()
+                        if is_inside:
+                            self._break_off_in_thread(self._leaves)
+                        self._leaves.set()
                     if is_inside:
                         continue
                 self._inbox.put(message)
@@ -167,10 +171,21 @@ class Departure:
 
                 hang_up(store_port)
                 store_port = 0
+                _abort_groups()
             main_thread = threading.main_thread().ident
             assert main_thread is not None
             signal.pthread_kill(main_thread, _CALL)
             has_left.wait(_AGAIN_S)
+
+
+def _abort_groups() -> None:
+    """Abort what runs on a device, where the backend can. Gloo, which can't, has lost its connections."""
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _abort_process_group  # its docstring calls it experimental
+
+    with contextlib.suppress(Exception):  # the main thread may leave the groups meanwhile
+        if dist.is_initialized() and "gloo" not in dist.get_backend():
+            _abort_process_group()
 
 
 def _let_go(namespace: dict[str, Any]) -> None:

@@ -256,14 +256,28 @@ def test_a_lost_node_is_replaced_or_left_out(tmp_path, request, least_nodes):
     second.kill()
     ends = [first]
     if least_nodes == 2:
+        while "Node 1 was lost" not in first.errors() or "wait for more" not in first.errors():
+            time.sleep(0.05)
         ends.append(start(tmp_path, script, *options, "--node-rank", "1"))
     for each in ends:
         _, errors = each.communicate(timeout=60)
         assert each.returncode == 0, errors
+    waits = first.errors().count("core go-on: 1 of 2 nodes are there, and wait for more.")
+    assert waits >= least_nodes - 1
     after = rounds(tmp_path)[-1]
     assert len(after) == 2 * least_nodes
     assert [after[rank][2] for rank in (0, 1)] == [before[rank][2] for rank in (0, 1)]
     assert_gone([before])
+
+
+def test_a_port_that_is_taken(tmp_path, request):
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        program = start(tmp_path, "", "--devices", "1", "--num-nodes", "2", "--main-port", str(port))
+        _, errors = program.communicate(timeout=60)
+    assert program.returncode == 1
+    assert f"core go-on can't listen on port {port}: " in errors
+    assert "Pass another --main-port." in errors
 
 
 def test_another_system_is_refused(monkeypatch):

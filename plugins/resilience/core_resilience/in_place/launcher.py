@@ -48,6 +48,8 @@ class RoundLauncher:
         self._began_to_leave_s = 0.0
         self._num_microbatches = 1
         self._modules: list[str] = []
+        self._server: socket.socket | None = None
+        self._waits_for_nodes = False
         self._failure = ""
 
     @property
@@ -121,6 +123,7 @@ class RoundLauncher:
         self._selector.register(server, selectors.EVENT_READ, self._on_node)
 
     def _on_node(self) -> None:
+        assert self._server is not None, "it has called"
         line = MessageLine(self._server.accept()[0])
         line.notice_silence()
         node = RemoteNode(line, self)
@@ -223,7 +226,9 @@ class RoundLauncher:
         least_nodes = self._options.least_nodes if self._num_rounds else self._options.num_nodes
         found = places(self._nodes, self._nodes_of_round, self._options, least_nodes)
         if found is None:
+            self._say_that_it_waits(least_nodes)
             return
+        self._waits_for_nodes = False
         self._nodes_of_round = list(dict.fromkeys(place.member.node for place in found))
         num_nodes = len(self._nodes_of_round)
         num_local = len(found) // num_nodes
@@ -240,6 +245,12 @@ class RoundLauncher:
             took_s, go = time.monotonic() - self._began_to_leave_s, "es go" if len(found) > 1 else " goes"
             say(f"core go-on: {len(found)} process{go} on after {took_s:.2f} s.", err=True)
         self._num_rounds, self._is_running, self._leaves_by_s = self._num_rounds + 1, True, None
+
+    def _say_that_it_waits(self, least_nodes: int) -> None:
+        """Say once that nodes are missing, if nothing else is on its way."""
+        if not self._waits_for_nodes and all(each.is_ready for each in self._members()):
+            self._waits_for_nodes = True
+            say(f"core go-on: {len(self._nodes)} of {least_nodes} nodes are there, and wait for more.", err=True)
 
     def _shared_variables(self) -> dict[str, str]:
         """The variables that all ranks of a round have alike."""
@@ -261,7 +272,7 @@ class RoundLauncher:
             if isinstance(node, RemoteNode):
                 node.line.send({"exit": 1 if self._failure else 0 if not self._is_signalled else 143})
                 node.line.socket.close()
-        if self._options.num_nodes > 1:
+        if self._server is not None:
             self._server.close()
         self._selector.close()
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import tempfile
+import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +35,8 @@ QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "num_sanity_val_steps": 0,
 }
+_THREADS_END_S = 1.0
+"""Seconds for threads of what was collected to end."""
 _pools: dict[Hashable, RankPool] = {}
 
 
@@ -133,6 +138,7 @@ class Backend:
 
     def _launcher(self) -> tuple[MultiprocessingLauncher, TestRanks]:
         CoreError()  # the first one finds out which packages are core's: here once, and not in each rank
+        _end_forgotten_loaders()
         launcher, environment = MultiprocessingLauncher("fork"), TestRanks()
         launcher.connect(cluster_environment=environment, num_processes=self.num_processes, num_nodes=1)
         return launcher, environment
@@ -142,6 +148,15 @@ class Backend:
         rank = Rank(self, environment)
         result = function(rank, *args)
         torch.save(result, folder / str(rank.number))
+
+
+def _end_forgotten_loaders() -> None:
+    """Collect loaders of earlier tests, whose workers have threads here until then: a fork refuses to copy threads."""
+    if threading.active_count() > 1:
+        gc.collect()
+        ends_s = time.monotonic() + _THREADS_END_S
+        while threading.active_count() > 1 and time.monotonic() < ends_s:
+            time.sleep(0.01)
 
 
 class Rank:

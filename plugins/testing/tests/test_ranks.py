@@ -12,6 +12,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 from core import STRATEGY_REGISTRY, WorkerError
 from core.strategies import ParallelStrategy
@@ -215,3 +216,16 @@ class TestAnAuthorsTest(StrategySmoke):
 for _suite in (TestAnAuthorsFixture, TestAnAuthorsTest):
     for _name in filter(lambda name: name.startswith("test_"), (*vars(PackagingTests), *vars(UnityTests))):
         setattr(_suite, _name, None)
+
+
+def test_a_forgotten_loader_stops_no_fork():
+    """Its workers have threads in this process until it is collected, and a fork refuses to copy threads."""
+    loader = DataLoader(torch.ones(8), num_workers=1, persistent_workers=True)
+    next(iter(loader))
+    loader.is_in_a_cycle = loader
+    del loader
+    assert Backend(lambda: "single_device", num_processes=2).run(number_of) == [0, 1]
+
+
+def number_of(rank):
+    return rank.number

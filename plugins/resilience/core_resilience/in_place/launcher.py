@@ -226,7 +226,7 @@ class RoundLauncher:
         least_nodes = self._options.least_nodes if self._num_rounds else self._options.num_nodes
         found = places(self._nodes, self._nodes_of_round, self._options, least_nodes)
         if found is None:
-            self._say_that_it_waits(least_nodes)
+            self._report_missing_nodes(least_nodes)
             return
         self._waits_for_nodes = False
         self._nodes_of_round = list(dict.fromkeys(place.member.node for place in found))
@@ -246,8 +246,8 @@ class RoundLauncher:
             say(f"core go-on: {len(found)} process{go} on after {took_s:.2f} s.", err=True)
         self._num_rounds, self._is_running, self._leaves_by_s = self._num_rounds + 1, True, None
 
-    def _say_that_it_waits(self, least_nodes: int) -> None:
-        """Say once that nodes are missing, if nothing else is on its way."""
+    def _report_missing_nodes(self, least_nodes: int) -> None:
+        """Print once that nodes are missing, if nothing else is on its way."""
         if not self._waits_for_nodes and all(each.is_ready for each in self._members()):
             self._waits_for_nodes = True
             say(f"core go-on: {len(self._nodes)} of {least_nodes} nodes are there, and wait for more.", err=True)

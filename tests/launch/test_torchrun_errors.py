@@ -38,12 +38,15 @@ def test_what_ranks_have_alike_is_shown_once_and_left_for_torchrun(ends):
     assert "devices=1" in ends(2, ConfigurationError("devices=1"))[0], "another error is shown"
 
 
-def test_who_has_lost_another_rank_says_nothing_below_its_error(ends):
-    lost = RuntimeError("gloo: Connection closed by peer")
+@pytest.mark.parametrize(
+    "text", ["gloo: Connection closed by peer", "Failed to recv, got 0 bytes. Connection was likely closed."]
+)
+def test_who_has_lost_another_rank_says_nothing_below_its_error(ends, text):
+    lost = RuntimeError(text)
     shown, left = ends(0, lost)
     assert "Traceback" in shown, "no other has told why"
     assert shown.endswith("If another rank has ended first, its own error, above or in its log, is the cause.\n")
-    assert left == "RuntimeError: gloo: Connection closed by peer"
+    assert left == f"RuntimeError: {text}"
     ends(1, ConfigurationError("devices=0"))
     assert ends(2, lost) == ("", None)
 

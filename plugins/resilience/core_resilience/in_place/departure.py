@@ -28,6 +28,8 @@ _IMPORTED_S = 10.0
 """Seconds after which a script has imported what it needs."""
 _CAUSE_S = 10.0
 """Seconds in which the launcher says that a rank is lost, after a connection to it is."""
+_OTHER_CAUSE_S = 1.0
+"""Seconds for it after an error that doesn't look like one of those."""
 
 
 class LostRankError(BaseException):
@@ -101,7 +103,7 @@ class Departure:
         elif not self._leaves.is_set() and (number := next_number(error)) is not None:
             self.line.send({"num_microbatches": number})
             is_awaited = True
-        return self._leaves.wait(_CAUSE_S if is_awaited else 0.0)
+        return self._leaves.wait(_CAUSE_S if is_awaited else _OTHER_CAUSE_S if isinstance(error, Exception) else 0.0)
 
     def clean(self) -> None:
         """Leave the process group, and let go of what the script has held."""

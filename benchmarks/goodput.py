@@ -154,7 +154,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def outcome_of(plan: Plan, code: int | None, text: str, seconds: float) -> Outcome:
-    """The outcome of a run, by what it has left behind."""
+    """The outcome of a run, from the files that it has left."""
     result = plan.folder / "result.json"
     if code == 0 and result.exists():
         content = json.loads(result.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What both programs of goodput.py have in common: data, network, faults, and a record of each update.
+"""The common parts of both programs of goodput.py: data, network, faults, and a record of each update.
 
 Needs torch alone, since it runs beside any library.
 """
@@ -38,7 +38,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is to do, and what happens to it.
+    """The steps of a run, and what happens to it.
 
     Attributes:
         num_steps: of the one epoch.

@@ -83,7 +83,7 @@ def test_a_killed_rank_is_replaced_and_the_others_stay(tmp_path):
     assert (before[1], before[2]) == (after[1], after[2])
     assert before[0] != after[0]
     assert "Rank 0 was killed by SIGKILL. All ranks leave their step and their group, and meet again." in errors
-    assert "3 processes go on after " in errors
+    assert "3 processes run the script again, after " in errors
 
 
 def test_it_goes_on_with_fewer_in_multiples(tmp_path):

@@ -242,8 +242,8 @@ class RoundLauncher:
             own = shared | variables(place, num_nodes, num_local)
             member.send({"variables": own, "has_spares": has_spares and rank == 0})
         if self._num_rounds:
-            took_s, go = time.monotonic() - self._began_to_leave_s, "es go" if len(found) > 1 else " goes"
-            say(f"core go-on: {len(found)} process{go} on after {took_s:.2f} s.", err=True)
+            took_s, runs = time.monotonic() - self._began_to_leave_s, "es run" if len(found) > 1 else " runs"
+            say(f"core go-on: {len(found)} process{runs} the script again, after {took_s:.2f} s.", err=True)
         self._num_rounds, self._is_running, self._leaves_by_s = self._num_rounds + 1, True, None
 
     def _report_missing_nodes(self, least_nodes: int) -> None:

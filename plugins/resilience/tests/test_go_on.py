@@ -174,6 +174,21 @@ def test_a_process_that_stays_keeps_no_object_of_an_earlier_round(tmp_path):
     assert [line for line in output.splitlines() if line.startswith("0")] == ["0 0 1", "0 1 1", "0 2 1", "0 3 1"]
 
 
+def test_a_module_of_a_package(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "other.py").write_text("word = 'hello'\n")
+    text = "import os\nimport sys\nfrom .other import word\nprint(word, *sys.argv[1:], __spec__.name)\n"
+    for name in ("train", "__main__"):
+        lost = "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), 9)\n"
+        (tmp_path / "package" / f"{name}.py").write_text(text + lost)
+    for name, found in (("package.train", "package.train"), ("package", "package.__main__")):
+        program = programs.start([*programs.CORE, "go-on", "--devices", "1", "-m", name, "--lr", "1"], cwd=tmp_path)
+        output, errors = program.communicate(timeout=60)
+        assert program.returncode == 0, errors
+        assert output.splitlines() == [f"hello --lr 1 {found}"] * 2
+
+
 def test_an_error_that_a_loss_has_led_to_ends_no_run(tmp_path):
     script = """
     if number == 0 and rank == 0:

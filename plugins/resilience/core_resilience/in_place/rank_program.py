@@ -6,12 +6,13 @@ python -m core_resilience.in_place.rank_program 5 waits -m package.train
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import runpy
 import socket
 import sys
 import time
 import types
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core_resilience.in_place import script_imports
@@ -19,9 +20,10 @@ from core_resilience.in_place.departure import Departure
 from core_resilience.in_place.line import MessageLine
 
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
     from types import TracebackType
 
-_OWN_MODULES = (__name__, "runpy", "importlib._bootstrap", "importlib._bootstrap_external")
+_OWN_MODULES = (__name__, "importlib._bootstrap", "importlib._bootstrap_external")
 
 
 def main(descriptor: str, use: str, *rest: str) -> None:
@@ -78,24 +80,32 @@ def _round(departure: Departure, script: str, is_module: bool, *, has_spares: bo
 
 
 def _run(script: str, is_module: bool) -> None:
-    """Run the script to its end, or to a `sys.exit()` that says all is well."""
+    """Run the script to its end, or to a `sys.exit()` that says all is well, as a new `__main__`."""
+    main_module = types.ModuleType("__main__")
+    if is_module:
+        spec = _spec_of(script)
+        sys.argv[0] = main_module.__file__ = spec.origin or script
+        main_module.__spec__, main_module.__package__ = spec, spec.parent
+        code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]  # it has been asked for
+    else:
+        main_module.__file__ = script
+        code = compile(Path(script).read_bytes(), script, "exec")
+    sys.modules["__main__"] = main_module
     try:
-        _run_module(script) if is_module else _run_file(script)
+        exec(code, vars(main_module))  # the user's own program
     except SystemExit as ended:
         if ended.code:
             raise
 
 
-def _run_module(name: str) -> None:
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
-
-
-def _run_file(script: str) -> None:
-    main_module = types.ModuleType("__main__")
-    main_module.__file__ = script
-    sys.modules["__main__"] = main_module
-    with open(script, "rb") as file:
-        exec(compile(file.read(), script, "exec"), vars(main_module))  # the user's own program
+def _spec_of(name: str) -> ModuleSpec:
+    """The module of this name, or the `__main__` of a package."""
+    found = importlib.util.find_spec(name)
+    if found is not None and found.submodule_search_locations is not None:
+        found = importlib.util.find_spec(f"{name}.__main__")
+    if found is None or not hasattr(found.loader, "get_code"):
+        raise ImportError(f"There is no module {name!r} that can be run.", name=name)
+    return found
 
 
 def _show(error: BaseException) -> None:

@@ -178,7 +178,7 @@ def test_a_module_of_a_package(tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "other.py").write_text("word = 'hello'\n")
-    text = "import os\nimport sys\nfrom .other import word\nprint(word, *sys.argv[1:], __spec__.name)\n"
+    text = "import os\nimport sys\nfrom .other import word\nprint(word, *sys.argv[1:], __spec__.name, flush=True)\n"
     for name in ("train", "__main__"):
         lost = "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), 9)\n"
         (tmp_path / "package" / f"{name}.py").write_text(text + lost)

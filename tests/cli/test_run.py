@@ -240,7 +240,9 @@ def test_a_signal_is_handed_on_and_awaited(waits, number):
 @pytest.mark.usefixtures("way")
 def test_a_signal_reaches_the_processes_of_a_rank(tmp_path):
     (tmp_path / "starts.py").write_text(
-        "import subprocess, time\nchild = subprocess.Popen(['sleep', '60'])\nprint(child.pid)\ntime.sleep(60)"
+        "import os, subprocess, time\nchild = subprocess.Popen(['sleep', '60'])\n"
+        "os.write(1, b'%d\\n' % child.pid)\n"  # at once, since the other rank writes too
+        "time.sleep(60)"
     )
     process = programs.start(command("--devices", "2", "starts.py"), cwd=tmp_path, forks_others=False)
     while len(children := [int(pid) for pid in process.output().split()]) < 2:

@@ -29,15 +29,16 @@ def main(names: str, *rest: str) -> None:
         rest: `-m` and a module's name, or a script's path; then its arguments.
     """
     is_module = rest[0] == "-m"
-    script, *arguments = rest[1:] if is_module else rest
-    sys.argv = [script, *arguments]
+    sys.argv = [*rest[is_module:]]
+    # Whole lines, beside those of other ranks.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     _end_with_torchrun()
     try:
         _call_preludes(names)
         if is_module:
-            runpy.run_module(script, run_name="__main__", alter_sys=True)
+            runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
         else:
-            _run_script(os.path.abspath(script))
+            _run_script(os.path.abspath(rest[0]))
     except Exception as error:
         from core.display import tracebacks
 

@@ -113,7 +113,7 @@ def loss_of(model: Callable[[Tensor], Tensor], batch: Any, plan: Plan, step: int
 
 
 def strike(fault: Fault, plan: Plan, step: int, num_samples: int) -> None:
-    """Let a fault happen, if this is its time."""
+    """Cause a fault, if this is its time."""
     if fault.kind == "out of memory" and step >= fault.step and num_samples > FITS:
         allocate_too_much()
     if fault.kind in ("kill", "hang") and step == fault.step and is_first(plan, f"{fault.kind} {step}"):

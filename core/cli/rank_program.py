@@ -30,8 +30,8 @@ def main(names: str, *rest: str) -> None:
     """
     is_module = rest[0] == "-m"
     sys.argv = [*rest[is_module:]]
-    # Whole lines, beside those of other ranks.
-    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    if sys.stdout is not None:  # whole lines, beside those of other ranks
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     _end_with_torchrun()
     try:
         _call_preludes(names)
@@ -57,11 +57,10 @@ def _end_with_torchrun() -> None:
 
 
 def _call_preludes(names: str) -> None:
-    if names:
+    for name in filter(None, names.split(",")):
         from core.registry import load_prelude
 
-        for name in names.split(","):
-            load_prelude(name)()
+        load_prelude(name)()
 
 
 def _run_script(path: str) -> None:

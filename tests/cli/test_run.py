@@ -237,6 +237,16 @@ def test_a_signal_is_handed_on_and_awaited(waits, number):
     run.wait_for_ranks()
 
 
+def test_ranks_run_without_an_output(tmp_path):
+    (tmp_path / "writes.py").write_text("import os\nprint('lost')\nopen(os.environ['RANK'], 'w').close()")
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command("--devices", "2", "writes.py")], cwd=tmp_path, timeout=60
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "0").exists()
+    assert (tmp_path / "1").exists()
+
+
 @pytest.mark.usefixtures("way")
 def test_a_signal_reaches_the_processes_of_a_rank(tmp_path):
     (tmp_path / "starts.py").write_text(

@@ -39,7 +39,8 @@ def main(descriptor: str, use: str, *rest: str) -> None:
     if not is_module:
         script = os.path.abspath(script)
         sys.path[0] = os.path.dirname(script)
-    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # whole lines
+    if sys.stdout is not None:  # whole lines, beside those of other ranks
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     departure = Departure(MessageLine(socket.socket(fileno=int(descriptor))))
     message = None
     try:

@@ -1,14 +1,13 @@
-"""Lines of code that each kind of user loads, and the size of core. A number may fall; one that grows is a decision."""
+"""Lines of code that each kind of user loads. A number may fall; one that grows is a decision."""
 
-import ast
-import functools
 import json
 import subprocess
 import sys
-import tokenize
 from pathlib import Path
 
 import pytest
+
+from support.code_lines import code_lines
 
 LOADED = """
 import json, sys
@@ -68,25 +67,6 @@ MOST = {
     f"takes_defaults = False{TRAINING}": {"a Fabric": 9_750, "a fit with everything off": 14_200},
     f"takes_defaults = True{TRAINING}": {"a Fabric": 9_750, "a fit by default": 18_050},
 }
-WHOLE = {"files": 417, "lines": 44_820, "lines of code": 27_495, "uses of Any": 1_050}
-"""All of core: what is added is a plugin, or takes as much out."""
-
-
-_BEFORE = {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
-"""Tokens before a statement."""
-
-
-@functools.cache
-def code_lines(path):
-    """The number of lines that hold more than a comment or a docstring."""
-    lines, is_start = set(), True
-    with open(path, "rb") as file:
-        for token in tokenize.tokenize(file.readline):
-            is_between = token.type in (tokenize.COMMENT, tokenize.NL)
-            if token.type not in _BEFORE and not is_between and not (token.type == tokenize.STRING and is_start):
-                lines |= set(range(token.start[0], token.end[0] + 1))
-            is_start = token.type in _BEFORE or (is_between and is_start)
-    return len(lines)
 
 
 @pytest.mark.parametrize(
@@ -103,19 +83,6 @@ def test_what_is_loaded_grows_by_decision_only(program, most, tmp_path):
     files = json.loads(done.stdout.splitlines()[-1])
     counts = {user: sum(map(code_lines, {*paths})) for user, paths in files.items()}
     assert {user: count for user, count in counts.items() if count > most[user]} == {}, "lines of code that are loaded"
-
-
-def test_core_grows_by_decision_only():
-    files = [str(path) for path in sorted((Path(__file__).parents[1] / "core").rglob("*.py"))]
-    texts = [Path(file).read_text(encoding="utf-8") for file in files]
-    names = (node.id for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
-    counts = {
-        "files": len(files),
-        "lines": sum(len(text.splitlines()) for text in texts),
-        "lines of code": sum(map(code_lines, files)),
-        "uses of Any": sum(name == "Any" for name in names),
-    }
-    assert {unit: count for unit, count in counts.items() if count > WHOLE[unit]} == {}
 
 
 def test_the_pages_have_these_limits():

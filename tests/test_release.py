@@ -1,6 +1,5 @@
 """The release command: refused where something disagrees, built twice and equal, and what `core doctor` compares."""
 
-import ast
 import json
 import os
 import re
@@ -12,11 +11,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from core import __version__
 from core.cli.doctor import examine_release
-from core.registry import known_aliases
 from support.fake_distributions import make_distribution
 
 ROOT = Path(__file__).parents[1]
@@ -207,17 +204,6 @@ def test_wheels_have_a_list_of_their_files_beside_them(tmp_path, monkeypatch):
     assert found == {"release core-report": f"its {len(released['core-report']['files'])} files are those of 0.1.0"}
 
 
-def test_a_plugins_tests_import_no_helper_of_others():
-    """Its sdist has its own tests and `tests/support`: nothing else of the checkout."""
-    folders = [ROOT / "tests", *ROOT.glob("plugins/*/tests")]
-    modules = {path.stem: path for folder in folders for path in folder.iterdir() if path.suffix in ("", ".py")}
-    for folder in folders[1:]:
-        own = {path.stem for path in folder.iterdir()} | {"support", "conftest"}
-        for path in folder.rglob("*.py"):
-            foreign = imported(path) & modules.keys() - own
-            assert not foreign, f"{path} imports {', '.join(foreign)}: move that into tests/support"
-
-
 def test_an_environment_gets_new_wheels_where_a_file_of_theirs_has_changed(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / "plugins"))
     import install
@@ -241,46 +227,6 @@ def test_an_environment_gets_new_wheels_where_a_file_of_theirs_has_changed(monke
     finally:
         for name in ("install", "wheels"):
             del sys.modules[name]
-
-
-def imported(path):
-    """The first parts of the names that a file imports or skips without, and the package that gives core a name."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    sources = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
-    names += [node.module for node in sources]
-    used = [f"{node.module}.{alias.name}" for node in sources for alias in node.names]
-    attributes = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
-    used += [f"{node.value.id}.{node.attr}" for node in attributes]
-    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.importorskip"]
-    names += [ast.literal_eval(node.args[0]) for node in calls]
-    given = [known_aliases("export").get(name.lower(), "") for name in used]
-    return {name.partition(".")[0].replace("-", "_") for name in [*names, *filter(None, given)]}
-
-
-BY_OTHER_NAMES = {"sklearn": "scikit_learn", "yaml": "pyyaml"}
-NOT_DECLARED = {
-    "dp": {"sim_device"},  # of tests/downstream; without it they are skipped
-    "hpu": {"core_deepspeed"},  # for one test, which is skipped without it
-    "lightning": {"lightning"},  # the name that core-lightning itself gives to programs
-    "transformers": {"core_deepspeed", "tqdm"},  # for a table by hand, and of transformers' own
-    "plan": {"core_deepspeed", "tqdm", "transformers"},  # for tables by hand
-    "parallel": {"core_deepspeed", "diffusers", "timm", "torchvision"},  # for comparisons by hand, and what is skipped
-}
-
-
-def test_a_plugins_extra_has_what_its_tests_import():
-    """With core-testing, which has pytest: `pip install -e ".[test]"` in its sdist is enough to run them."""
-    core, kit = (project(ROOT / folder)["dependencies"] for folder in (".", "plugins/testing"))
-    for folder in ROOT.glob("plugins/*/tests"):
-        declared, plugin = project(folder.parent), folder.parent.name
-        needed = declared["optional-dependencies"]["test"]
-        assert plugin == "testing" or "core-testing>=0.1,<0.2" in needed, plugin
-        names = {Requirement(line).name for line in [*core, *kit, *declared["dependencies"], *needed]}
-        there = {name.replace("-", "_") for name in names} | {"core", "support"} | sys.stdlib_module_names
-        there |= {path.stem for path in (*folder.rglob("*"), *folder.parent.glob("core_*"))}
-        found = {BY_OTHER_NAMES.get(name, name) for path in folder.rglob("*.py") for name in imported(path)}
-        assert found - there == NOT_DECLARED.get(plugin, set()), f"the extra `test` of core-{plugin}"
 
 
 def project(folder):

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from core_testing.cli.new_plugin import new_plugin
+
+ROOT = Path(__file__).parents[2]
 ZIZMOR = next(path.locate() for path in distribution("zizmor").files or () if path.name == "zizmor")
-CORE = [sys.executable, "-P", "-m", "core"]
 
 
 @pytest.fixture(params=["ours", "of a new plugin"])
-def workflows(request, tmp_path):
+def workflows(request, tmp_path, monkeypatch):
     if request.param == "ours":
         return ROOT / ".github" / "workflows"
-    subprocess.run([*CORE, "new-plugin", "acme"], cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    new_plugin.main(["acme"], standalone_mode=False)
     return tmp_path / "core-acme" / ".github" / "workflows"
 
 

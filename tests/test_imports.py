@@ -1,0 +1,70 @@
+"""What an import brings: the public names, neither torch nor a plugin, and no library that a plugin is named after."""
+
+import contextlib
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from _pytest.pathlib import CouldNotResolvePathError, resolve_pkg_root_and_module_name
+
+ROOT = Path(__file__).parents[1]
+PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/core_*/__init__.py"))
+
+
+@pytest.mark.parametrize("name", ["callbacks", "profilers"])
+def test_the_trainers_public_modules_export_what_belongs_to_it(name):
+    module, home = importlib.import_module(f"core.{name}"), importlib.import_module(f"core.trainer.{name}")
+    assert dir(module) == sorted(home.__all__)
+    assert all(getattr(module, public) is getattr(home, public) for public in module.__all__)
+    with pytest.raises(AttributeError, match=f"module 'core.{name}' has no attribute 'Missing'"):
+        _ = module.Missing
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("core/*/__init__.py")), ids=lambda path: path.parent.name)
+def test_every_public_name_can_be_imported(path):
+    package = importlib.import_module(f"core.{path.parent.name}")
+    public = getattr(package, "__all__", [])
+    assert [name for name in public if not hasattr(package, name)] == []
+    with pytest.raises(AttributeError, match=f"module 'core.{path.parent.name}' has no attribute '_missing'"):
+        _ = package._missing
+
+
+def test_subpackages_are_attributes_from_the_first_line_on():
+    """All public ones, each imported when it is first asked for; to list them imports no torch."""
+    program = """
+import pkgutil, sys, core
+
+private = {"__main__", "_version", "lazy_exports", "namesakes"}
+names = {module.name for module in pkgutil.iter_modules(core.__path__)} - private
+print(sorted(names - set(dir(core))), "torch" in sys.modules)
+print([name for name in names if getattr(core, name).__name__ != f"core.{name}"], core.callbacks.EarlyStopping.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[] False", "[] EarlyStopping"]
+
+
+@pytest.mark.parametrize("name", ["core", "core.contract", "core.registry", "core.session"])
+def test_import_leaves_torch_and_plugins_alone(name):
+    """The package and, but for the root, every module of it."""
+    program = f"""
+import importlib, pkgutil, sys
+
+package = importlib.import_module({name!r})
+if {name!r} != "core":
+    for module in pkgutil.walk_packages(package.__path__, {name!r} + "."):
+        importlib.import_module(module.name)
+print(*(heavy for heavy in {["torch", *PLUGINS]!r} if heavy in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_to_name_a_plugins_test_imports_no_library_of_that_name(tmp_path, monkeypatch):
+    (tmp_path / "horovod.py").write_text("raise AssertionError('was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+    path = ROOT / "plugins" / "horovod" / "tests" / "test_conformance.py"
+    with contextlib.suppress(CouldNotResolvePathError):
+        resolve_pkg_root_and_module_name(path, consider_namespace_packages=True)

@@ -45,14 +45,6 @@ def lazy_exports(
             return value
         if name in own_modules:
             return importlib.import_module(f".{name}", package)
-        from core.registry.known_names import IMPORTS
-
-        if (answer := IMPORTS.get(package, {}).get(name)) is not None:
-            text = f"{package} has no {name}. {answer} See docs/coming-from-lightning.md."
-            if _is_asked_by_import(package):
-                # An AttributeError would be replaced by Python's own ImportError, without the answer.
-                raise ImportError(text, name=package)
-            raise AttributeError(text)
         # Python itself asks packages for submodules and dunder names: the installed plugins aren't searched for those.
         # Not kept: what is installed and registered may be another class the next time.
         if kind is not None and name[:1].isupper():
@@ -76,9 +68,3 @@ def _homes(code: CodeType) -> dict[str, str]:
     steps = pairwise(dis.get_instructions(code))
     imports = [(before.argval, step.argval) for before, step in steps if step.opname == "IMPORT_NAME"]
     return {name: module for names, module in imports for name in names or ()}
-
-
-def _is_asked_by_import(package: str) -> bool:
-    """True if `__getattr__` is asked by an import, and not by `getattr` or `hasattr`; of a mere module, always."""
-    asks = sys._getframe(2).f_globals.get("__name__")
-    return not hasattr(sys.modules[package], "__path__") or asks in ("importlib._bootstrap", "_frozen_importlib")

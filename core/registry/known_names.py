@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DEFAULT_PARALLEL_STRATEGY = "ddp"
 """Alias of the strategy for several devices, if the user names none."""
@@ -68,26 +64,3 @@ KNOWN_FORMATS: MappingProxyType[bytes, tuple[str, str]] = MappingProxyType(
     {b"pytorch-lightning_version": ("PyTorch Lightning", "lightning")}
 )
 """For bytes near the beginning of a file: the program that writes such files, and the alias of their reader."""
-
-IMPORTS: Mapping[str, Mapping[str, str]] = {
-    "core": {
-        "LightningModule": "Write `from core import Module`.",
-        "LightningDataModule": "Write `from core import DataModule`.",
-        "LightningFabric": "Write `from core import Fabric`.",
-        "LightningCLI": "Write `from core import cli_for`, and cli_for(Net, Data).",
-        "ModelCheckpoint": "Write `from core.callbacks import ModelCheckpoint`.",
-        "EarlyStopping": "Write `from core.callbacks import EarlyStopping`.",
-        "LearningRateMonitor": "Write `from core.callbacks import LearningRateMonitor`.",
-        "LearningRateFinder": "Write `from core.callbacks import LearningRateFinder`.",
-        "BatchSizeFinder": "Write `from core.callbacks import BatchSizeFinder`.",
-        "CSVLogger": "Write `from core.loggers import CSVLogger`.",
-        "TensorBoardLogger": "Write `from core.loggers import TensorBoardLogger`.",
-        "DDPStrategy": "Write `from core.strategies import DDPStrategy`.",
-    },
-    "core.callbacks": {
-        "TQDMProgressBar": "Write `from core.callbacks import ProgressBar`.",
-        "RichModelSummary": "Write `from core.callbacks import ModelSummary`.",
-        "EMAWeightAveraging": "Write `from core.callbacks import EMA`.",
-    },
-}
-"""By package and name, for imports from it."""

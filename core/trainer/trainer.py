@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from core.contract import ConfigurationError
 from core.trainer.progress import Progress
 from core.trainer.settings.options import TrainerOptions
-from core.trainer.settings.unknown_names import answer_attribute, answers_unknown
+from core.trainer.settings.unknown_names import answers_unknown
 from core.trainer.views.trainer_views import TrainerViews
 
 # What only a trainer that is made, or that runs, needs is imported in its methods: a program that takes Trainer from
@@ -221,11 +221,6 @@ class Trainer(TrainerViews):
             accumulate_grad_batches=accumulate_grad_batches,
             loaders=Loaders(options, []),
         )
-
-    if not TYPE_CHECKING:  # for a type checker, what isn't there stays an error
-
-        def __getattr__(self, name: str) -> Any:
-            return answer_attribute(self, name)
 
     # what the user calls --------------------------------------------------------------------------------------------
 

@@ -132,12 +132,9 @@ def test_nothing_heavy_is_imported_to_list(core_cli):
     assert "acme" in done.stdout
 
 
-HANGING = "import time, sys\nprint('noise')\ntime.sleep(3600)\n"
 RAISING = "raise OSError('libacme.so is missing')\n"
-EXITING = "import os\nos._exit(0)\n"
 LEAVING = "import sys\nsys.exit(3)\n"
-DYING = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
-CHATTY = "import os\nos.write(1, b'[1, 2]\\n')\nprint('{}')\n" + STRATEGY
+CHATTY = "print('{}')\n" + STRATEGY
 
 
 @pytest.mark.parametrize(
@@ -145,27 +142,23 @@ CHATTY = "import os\nos.write(1, b'[1, 2]\\n')\nprint('{}')\n" + STRATEGY
     [
         (STRATEGY, "ok", ""),
         (CHATTY, "ok", ""),
-        pytest.param(HANGING, "hangs", "did not end within 5 s", marks=pytest.mark.slow),
         (RAISING, "fails", "OSError: libacme.so is missing"),
         (LEAVING, "fails", "SystemExit: 3"),
-        (EXITING, "exits", "ended the interpreter with exit code 0"),
-        (DYING, "exits", "ended the interpreter with signal SIGKILL"),
         ("AcmeStrategy = int\n", "fails", "expected a subclass of core.contract.strategy.Strategy"),
         ("", "fails", "has no attribute 'AcmeStrategy'"),
     ],
-    ids=["good", "chatty", "hangs", "raises", "sys.exit", "os._exit", "killed", "wrong class", "empty"],
+    ids=["good", "chatty", "raises", "sys.exit", "wrong class", "empty"],
 )
-def test_check_imports_each_in_a_process_of_its_own(core_cli, source, status, error):
+def test_check_imports_each(core_cli, source, status, error):
     acme(core_cli, source=source)
-    timeout_s = "5" if status == "hangs" else "60"
     only_acme = {"CORE_PLUGINS": "core-acme", "CORE_DISABLE_PLUGINS": "single_device"}
-    done = core_cli("list-strategies", "--check", "--json", "--timeout", timeout_s, **only_acme)
+    done = core_cli("list-strategies", "--check", "--json", **only_acme)
     rows = rows_of(done)
     assert rows.keys() == {"acme"}
     check = rows["acme"]["check"]
     assert check["status"] == status
     assert error in check["error"]
-    assert (check["import_s"] is None) == (status in ("hangs", "exits"))
+    assert check["import_s"] >= 0
     assert done.returncode == (0 if status == "ok" else 1)
 
 

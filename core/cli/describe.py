@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from core.cli.kinds import KINDS_BY_OPTION, unknown_alias
 from core.cli.layout import Shown, paragraph, say_all, shown, styled, with_article
-from core.contract.errors import ConfigurationError, CoreError
+from core.contract.errors import ConfigurationError
 from core.contract.kinds import KINDS
 from core.registry import COMMAND_REGISTRY, Registry, known_aliases
 from core.registry.names import split_name
@@ -31,23 +30,6 @@ Examples:
   core describe 16-mixed
   core describe spawn --kind launcher
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One argument.
-
-    Attributes:
-        name: `**name` for what is passed on.
-        annotation: its type as it is written; empty if it isn't.
-        default: as it is written; None if the argument must be given.
-        doc: its entry in the docstring.
-    """
-
-    name: str
-    annotation: str
-    default: str | None
-    doc: str
 
 
 @click.command(short_help="Show what an alias stands for, and its options.", epilog=_EXAMPLES)
@@ -84,40 +66,21 @@ def _description(registry: Registry[Any], name: str) -> Iterator[str]:
     yield shown(styled(offer.spec.alias, bold=True), f": {with_article(offer.spec.kind)} of {offer}")
     yield from paragraph(offer.summary)
     yield ""
-    yield from _what_it_makes(registry, name, target, preset)
+    given = ", ".join(f"{option}={value!r}" for option, value in preset.items())
+    whole = f"{target.__module__}.{target.__qualname__}"
+    yield from paragraph(f"A preset of {whole}({given})" if preset else whole)
+    yield from paragraph(" ".join((inspect.getdoc(target) or "").partition("\n\n")[0].split()), indent="    ")
+    yield ""
     options = options_of(target)
     yield styled("Options" if options else "It takes no options.", bold=bool(options))
-    for option in options:
-        yield from _option_lines(option, preset)
-
-
-def _what_it_makes(registry: Registry[Any], name: str, made: Any, preset: dict[str, object]) -> Iterator[str]:
-    is_function = not isinstance(made, type)
-    if is_function:
-        try:
-            made = type(registry.create(name))
-        except CoreError as error:
-            yield from paragraph(f"A function; what it makes can't be shown: {error}")
-            yield ""
-            return
-    options = ", ".join(f"{option}={value!r}" for option, value in preset.items())
-    whole = f"{made.__module__}.{made.__qualname__}"
-    a_preset_of = "A preset of " if preset or is_function else ""
-    yield from paragraph(f"{a_preset_of}{whole}{f'({options})' if preset else ''}")
-    if summary := (inspect.getdoc(made) or "").partition("\n\n")[0]:
-        yield from paragraph(" ".join(summary.split()), indent="    ")
-    yield ""
-
-
-def _option_lines(option: Option, preset: dict[str, object]) -> Iterator[str]:
-    annotation = f": {option.annotation}" if option.annotation and not option.name.startswith("*") else ""
-    default = "" if option.default is None else f" = {option.default}"
-    if option.name in preset:
-        default = f" = {preset[option.name]!r} (set by this alias)"
-    head, *rest = paragraph(f"{option.name}{annotation}{default}", indent="  ") or [Shown()]
-    yield Shown(head.replace(option.name, styled(option.name, fg="cyan"), 1))
-    yield from (Shown(f"    {line.strip()}") for line in rest)
-    yield from paragraph(option.doc, indent="      ")
+    for parameter, doc in options:
+        remark = ""
+        if parameter.name in preset:
+            parameter, remark = parameter.replace(default=preset[parameter.name]), " (set by this alias)"
+        head, *rest = paragraph(_written(parameter) + remark, indent="  ")
+        yield Shown(head.replace(parameter.name, styled(parameter.name, fg="cyan"), 1))
+        yield from (Shown(f"    {line.strip()}") for line in rest)
+        yield from paragraph(doc, indent="      ")
 
 
 def look_into(target: Any) -> tuple[Any, dict[str, object]]:
@@ -131,19 +94,22 @@ def look_into(target: Any) -> tuple[Any, dict[str, object]]:
     return target, preset
 
 
-def options_of(target: object) -> list[Option]:
-    """The arguments of a class or function; where a class passes the rest on to its base, those of the base too."""
-    found: dict[str, Option] = {}
+def options_of(target: object) -> list[tuple[inspect.Parameter, str]]:
+    """The arguments of a class or function, each with its entry in the docstring.
+
+    Where a class passes the rest on to its base, those of the base too.
+    """
+    found: dict[str, tuple[inspect.Parameter, str]] = {}
     for function, doc in _constructors(target):
         entries = documented(doc)
         parameters = _parameters(function)
         for parameter in parameters:
-            found.setdefault(parameter.name, _option(parameter, entries))
+            # What is passed on comes once, under whatever name: a base's own arguments are in the list.
+            name = "**" if parameter.kind is _CATCH_ALL else parameter.name
+            found.setdefault(name, (parameter, entries.get(parameter.name, "")))
         if all(parameter.kind is not _CATCH_ALL for parameter in parameters):
             break
-    passed_on = [option for option in found.values() if option.name.startswith("**")]
-    # What a base passes on in its turn has been listed by name.
-    return [option for option in found.values() if option not in passed_on] + passed_on[:1]
+    return sorted(found.values(), key=lambda option: option[0].kind is _CATCH_ALL)
 
 
 def documented(doc: str | None) -> dict[str, str]:
@@ -186,12 +152,13 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
     return [parameter for parameter in parameters if parameter.name != "self" and parameter.kind is not _UNNAMED]
 
 
-def _option(parameter: inspect.Parameter, entries: dict[str, str]) -> Option:
-    stars = "**" if parameter.kind is _CATCH_ALL else ""
-    annotation = "" if parameter.annotation is parameter.empty else inspect.formatannotation(parameter.annotation)
-    default = None if parameter.default is parameter.empty else _shown(parameter.default)
-    return Option(stars + parameter.name, annotation.strip("'\""), default, entries.get(parameter.name, ""))
-
-
-def _shown(value: object) -> str:
-    return value.__name__ if isinstance(value, type) or inspect.isroutine(value) else repr(value)
+def _written(parameter: inspect.Parameter) -> str:
+    """A parameter as it stands in its function, with what is a class or function by its name."""
+    if parameter.kind is _CATCH_ALL:
+        return f"**{parameter.name}"
+    text, default = parameter.name, parameter.default
+    if parameter.annotation is not parameter.empty:
+        text += ": " + inspect.formatannotation(parameter.annotation).strip("'\"")
+    if (isinstance(default, type) and default is not parameter.empty) or inspect.isroutine(default):
+        return f"{text} = {default.__name__}"
+    return text if default is parameter.empty else f"{text} = {default!r}"

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from core.checkpoint.folder.folder import Folder
     from core.checkpoint.format.verified_file import File
 
-_MAX_COPIES = 64
-"""The most copies in memory of the bytes of the files: leaves that share memory share it in the files."""
-
 _VERIFIED_BYTES = 4 << 20
 """Bytes after which `progress` is called during a verification. A multiple of any block that core
 has written."""
@@ -113,8 +110,6 @@ class FolderReader:
         self.chunks: dict[str, list[SavedChunk]] = {}
         self.files: dict[str, File] = {}
         self.tree: Any = None
-        self._num_copied = 0
-        self._num_there = sum(entry.size_bytes for name, entry in self.manifest.files.items() if name.endswith(".data"))
         self._wholes: dict[Any, torch.Tensor] = {}
         place = (share[0] + 0.5) / share[1] * self.manifest.world_size - 0.5
         ranks = {name: int(name.partition("-")[2].removesuffix(".json")) for name in self.manifest.indexes[1:]}
@@ -248,7 +243,7 @@ class FolderReader:
             self.describe(looks=True)
 
     def _decode(self, tensor: Callable[..., Any] | None, targets: object = None) -> Any:
-        self._num_copied, self._wholes = 0, {}
+        self._wholes = {}
         try:
             state = Decoder(tensor, self._array).decode(self.tree, (), targets)
             if not isinstance(state, dict):
@@ -264,7 +259,6 @@ class FolderReader:
 
     def _array(self, key_path: KeyPath, num_bytes: int) -> memoryview:
         (chunk,) = self._chunks_of(leaf_name(key_path), 1, (num_bytes,))
-        self._count_copy(num_bytes)
         return chunk.file.view(chunk.position, chunk.position + num_bytes)
 
     def _whole(
@@ -287,7 +281,6 @@ class FolderReader:
         key = (dtype, shape, frozenset(saved))
         # Several chunks are put together in new memory. Empty tensors have none, and so no key of their own.
         if not saved or key not in self._wholes:  # leaves that shared memory when they were saved share it again
-            self._count_copy(math.prod(shape) * dtype.itemsize)
             self._wholes[key] = whole = _empty(dtype, shape)
             reads.extend(reads_of(saved, dtype, shape, chunks_to_fill(whole)))
         return self._wholes[key]
@@ -296,7 +289,6 @@ class FolderReader:
         """The bytes of a small tensor, which are to be read; the same ones for leaves that shared memory."""
         key = (saved.file.path, saved.position, num_bytes)
         if key not in self._wholes:
-            self._count_copy(num_bytes)
             self._wholes[key] = content = _empty(torch.uint8, (num_bytes,))
             whole = SavedChunk((0,), (num_bytes,), saved.file, saved.position)
             reads.append(chunk_read(whole, torch.uint8, (0,), content))
@@ -310,14 +302,6 @@ class FolderReader:
         (chunk,) = chunks
         fits = chunk.position + math.prod(shape) * dtype.itemsize <= chunk.file.size_bytes
         return chunk if fits else None
-
-    def _count_copy(self, num_bytes: int) -> None:
-        self._num_copied += num_bytes
-        if self._num_copied > _MAX_COPIES * self._num_there:
-            raise CheckpointCorruptedError(
-                f"{str(self.folder)!r} claims more than {_MAX_COPIES} times the {self._num_there:,} bytes that are in "
-                "its files."
-            )
 
     def _chunks_of(
         self, name: str, itemsize: int, shape: tuple[int, ...], wanted: Sequence[Chunk] | None = None

@@ -6,22 +6,14 @@ import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from core.checkpoint.any_form import formats
 from core.checkpoint.distributed_io import DistributedCheckpointIO
-from core.checkpoint.state.tree import leaves_of, readable
 from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from core.contract.checkpoint_io import CheckpointIO, Collectives, PathLike
-
-_MAX_COPIES = 64
-"""The most bytes that are written for each byte of tensors that was read: tensors may share memory."""
-_ALWAYS_BYTES = 64 << 20
-"""Bytes that are written in any case."""
 
 
 def convert_checkpoint(
@@ -42,30 +34,9 @@ def convert_checkpoint(
         raise CheckpointError(f"Something is at {os.fspath(target)!r} already. Name a place that is free.")
     alone = _PassedOn(source if reader is None else None)
     try:
-        writer.convert_checkpoint(source, target, reader=reader or _Reader(), collectives=alone)
+        writer.convert_checkpoint(source, target, reader=reader or DistributedCheckpointIO(), collectives=alone)
     finally:
         writer.teardown()
-
-
-class _Reader(DistributedCheckpointIO):
-    """Loads core's own forms, and refuses a state that would take far more room than what it was read from."""
-
-    def load_checkpoint(
-        self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        loaded = super().load_checkpoint(path, collectives=collectives, state=state)
-        tensors = [(key_path, leaf) for key_path, leaf in leaves_of(loaded) if isinstance(leaf, torch.Tensor)]
-        dense = [(key_path, leaf) for key_path, leaf in tensors if leaf.layout == torch.strided]
-        held = {leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes() for _, leaf in dense}
-        largest = max(dense, key=lambda item: item[1].nbytes, default=None)
-        if largest and sum(leaf.nbytes for _, leaf in dense) > _MAX_COPIES * sum(held.values()) + _ALWAYS_BYTES:
-            key_path, leaf = largest
-            raise CheckpointError(
-                f"{os.fspath(path)!r} holds {sum(held.values())} bytes of tensors that repeat them: "
-                f"{readable(key_path)!r} alone, of shape {tuple(leaf.shape)}, would be written as {leaf.nbytes}. Load "
-                "it, save what is needed of it, and convert that."
-            )
-        return loaded
 
 
 class _PassedOn:

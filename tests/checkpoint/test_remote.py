@@ -94,25 +94,6 @@ def test_what_a_store_has_not_deleted_goes_with_a_later_save(lossy, monkeypatch,
 
 
 @pytest.mark.parametrize("kind", [DistributedCheckpointIO, TorchCheckpointIO])
-@pytest.mark.parametrize("code", ["SlowDown", "503", "AccessDenied"])
-def test_a_store_that_is_asked_too_often_is_not_taken_for_a_full_one(lossy, monkeypatch, kind, code):
-    """As s3fs raises it: the answer of botocore's client is the cause of an OSError."""
-    exceptions = pytest.importorskip("botocore.exceptions")
-    errors = pytest.importorskip("s3fs.errors")
-    answer = exceptions.ClientError({"Error": {"Code": code, "Message": "Please wait."}}, "PutObject")
-
-    def refuse(self, path, *arguments, **options):
-        raise errors.translate_boto_error(answer)
-
-    monkeypatch.setattr(MemoryFileSystem, "_open", refuse)
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
-    with pytest.raises(CheckpointError) as raised:
-        kind().save_checkpoint({"step": 1}, "memory://run/last.ckpt", collectives=Alone())
-    assert ("takes no more requests for now" in str(raised.value)) == (code != "AccessDenied")
-    assert ("a place with room" in str(raised.value)) == (code == "AccessDenied")
-
-
-@pytest.mark.parametrize("kind", [DistributedCheckpointIO, TorchCheckpointIO])
 def test_a_save_whose_answer_is_lost_has_happened_all_the_same(lossy, kind):
     checkpoint_io, path = kind(), "memory://run/last.ckpt"
     checkpoint_io.save_checkpoint({"step": 1}, path, collectives=Alone())

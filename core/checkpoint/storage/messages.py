@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 FILE_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")
 """Names in a folder that are taken for checkpoints end so."""
 
-_THROTTLED = {
-    *("SlowDown", "503", "429", "ServiceUnavailable", "TooManyRequests", "Throttling", "ThrottlingException"),
-    *("RequestLimitExceeded", "RequestThrottled", "BandwidthLimitExceeded"),
-}
-"""Codes of stores' errors, of Amazon's S3 and of those that speak its language, and HTTP's."""
-
 
 class UnsettledError(CheckpointError):
     """A save failed when it had replaced what was there, or may have. The cause is chained."""
@@ -67,30 +61,11 @@ def cannot_write(path: str, error: BaseException) -> CheckpointError:
         return CheckpointError(f"The checkpoint {path!r} {error}: {cause}. Look after the storage, and save again.")
     if isinstance(error, CheckpointError):  # it says what was expected
         return CheckpointError(f"The checkpoint {path!r} can't be written: {error} What was there is untouched.")
-    if _is_throttled(error):
-        expected = (
-            "The store takes no more requests for now: save less often, or from fewer processes, or raise its limits"
-        )
-    else:
-        expected = "Expected a place with room that this process may write to"
     cause = describe(error).rstrip(". ")
     return CheckpointError(
-        f"The checkpoint {path!r} can't be written: {cause}. What was there is untouched. {expected}."
+        f"The checkpoint {path!r} can't be written: {cause}. What was there is untouched. Expected a place with "
+        "room that this process may write to."
     )
-
-
-def _is_throttled(error: BaseException | None) -> bool:
-    """Whether a store has too many requests: a client of botocore's keeps that answer, another may quote it."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        details = response.get("Error") if isinstance(response, dict) else None
-        code = (
-            details.get("Code") if isinstance(details, dict) else getattr(error, "status", getattr(error, "code", None))
-        )
-        if str(code) in _THROTTLED:
-            return True
-        error = error.__cause__
-    return False
 
 
 def not_as_written(name: str) -> CheckpointError:

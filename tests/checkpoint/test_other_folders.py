@@ -5,8 +5,6 @@ import re
 import fsspec
 import pytest
 import torch
-import torch.distributed.checkpoint as torch_checkpoint
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from core import CHECKPOINT_READER_REGISTRY, CheckpointCorruptedError, CheckpointReader, Fabric
 from core.checkpoint import DistributedCheckpointIO, load_checkpoint
@@ -29,24 +27,9 @@ def make(folder, *names):
     return folder
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_the_command_for_torchs_own_folders_makes_a_file_that_loads(tmp_path):
-    path = tmp_path / "sharded"
-    torch_checkpoint.save({"model": {"weight": torch.ones(2)}}, checkpoint_id=path, no_dist=True)
-    message = refused(path)
-    assert OURS in message
-    assert f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {str(path)!r} '{path}.pt'" in message
-    dcp_to_torch_save(path, f"{path}.pt")
-    assert torch.equal(load_checkpoint(f"{path}.pt")["model"]["weight"], torch.ones(2))
-
-
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (
-            ["config.json", "model.safetensors"],
-            r"like a model of Hugging Face's: from_pretrained\(.*model.safet",
-        ),
         (
             ["notes.txt", "epoch=1.ckpt", "epoch=2.ckpt"],
             "name that: epoch=1.ckpt, epoch=2.ckpt$",

@@ -148,7 +148,7 @@ class WorkerError(CoreError):
 
 
 class HangError(WorkerError):
-    """No rank has made progress for longer than the watchdog allows, or native code of one has aborted.
+    """No rank has made progress for longer than the watchdog allows.
 
     All ranks end with the same error.
 

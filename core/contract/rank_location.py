@@ -14,7 +14,7 @@ class RankLocation:
         state: `"waits"` in a collective; `"asleep"`; `"computes"`; `"works"` in other threads or child processes, or
             reads and writes; `"stopped"` by a signal; `"gone"`; `"left"` the run; `"silent"`: no answer, and no
             rank on its host that could look; `"unseen"`: at work or asleep, where there is no /proc;
-            `"debugged"`; `"aborts"`: native code of it has given up, as gloo does.
+            `"debugged"`.
         phase: `"set-up"`, `"step"`, `"validation"`, `"checkpoint"`, `"end of epoch"`, ...
         line: the user's, as in `"train.py:12 in training_step"`; empty if it isn't known.
         since_s: seconds since the rank made progress.

@@ -16,7 +16,7 @@ from core.data import map_leaves
 from core.fabric.ranks_and_print import Ranks
 from core.fabric.seed import checked_seed, seed_everything
 from core.fabric.state import unwrap
-from core.watch import allow_abort, begin, end, explain, warn_of_late_ranks
+from core.watch import begin, end, explain, warn_of_late_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,7 +111,6 @@ class Processes(Ranks):
         self.join()
         session = self.strategy.session
         atexit.register(session.tear_down_alone)
-        atexit.register(allow_abort)  # comes before it
         # For a Fabric that is gone before the end; at the end, the teardown above does it.
         weakref.finalize(self, _let_go, session, os.getpid()).atexit = False
 
@@ -129,7 +128,6 @@ class Processes(Ranks):
         atexit.unregister(self.strategy.session.tear_down_alone)
         if self._is_set_up:
             self._is_set_up = False
-            allow_abort()
             try:
                 self.strategy.teardown()
             finally:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from core.watch.lifecycle import allow_abort, begin, end, explain, warn_of_late_ranks
+    from core.watch.lifecycle import begin, end, explain, warn_of_late_ranks
     from core.watch.options import WatchdogOptions
     from core.watch.phases import heartbeat, phase
 
-__all__ = ["WatchdogOptions", "allow_abort", "begin", "end", "explain", "heartbeat", "phase", "warn_of_late_ranks"]
+__all__ = ["WatchdogOptions", "begin", "end", "explain", "heartbeat", "phase", "warn_of_late_ranks"]
 
 __getattr__, __dir__ = lazy_exports(__name__)

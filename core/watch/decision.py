@@ -58,7 +58,7 @@ class StandstillDecision:
             self._suspicion = (verdict.absent, verdict.ends, *(each.count for each in statuses))
         if verdict is None or before != self._suspicion:
             return
-        if not verdict.ends or not (self._ends_run or verdict.is_abort):
+        if not verdict.ends or not self._ends_run:
             self.warnings.warn(verdict, statuses)
         elif board.is_first_to_decide(self._num_verdicts):
             shown = [self._asked_to_show(each) for each in statuses]

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from core.watch.users_code import is_users_file
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -21,34 +19,16 @@ class Collective:
     Attributes:
         name: with its shapes, such as `"gloo:all_reduce [[10]]"`, and formats other than float32; empty if unknown.
         is_usual: True if this rank has issued this one after the same predecessor before.
-        number: its group, and its sequence number in the group, which is the same on ranks that make the same calls.
-        line: the user's line; empty where Python's stack wasn't recorded, as in backward.
     """
 
     name: str = ""
     is_usual: bool = False
-    number: str = ""
-    line: str = ""
 
 
 def newest() -> Collective:
     """The collective that was issued last, if it is still under way; else an empty one."""
     entries = _entries()
     return _made(entries, len(entries) - 1) if entries and _is_under_way(entries[-1]) else Collective()
-
-
-def oldest() -> Collective:
-    """The earliest collective that is still under way; the last one if all have completed."""
-    entries = _entries()
-    under_way = [place for place, entry in enumerate(entries) if _is_under_way(entry)]
-    return _made(entries, under_way[0] if under_way else len(entries) - 1) if entries else Collective()
-
-
-def numbered(number: str) -> Collective:
-    """The collective with this sequence number; empty but for the number if this rank hasn't issued it."""
-    entries = _entries()
-    places = [place for place, entry in enumerate(entries) if _number(entry) == number]
-    return _made(entries, places[-1]) if places else Collective(number=number)
 
 
 def num_begun() -> int:
@@ -105,22 +85,11 @@ def _made(entries: list[dict[str, Any]], place: int) -> Collective:
     steps, entry = list(pairwise(map(_key, entries[: place + 1]))), entries[place]
     formats = [each for each in entry.get("input_dtypes", ()) if each != "Float"]
     shown = " ".join([entry["profiling_name"], str(entry.get("input_sizes", "")), *formats])
-    return Collective(shown, bool(steps) and steps[-1] in steps[:-1], _number(entry), _line(entry))
+    return Collective(shown, bool(steps) and steps[-1] in steps[:-1])
 
 
 def _is_under_way(entry: dict[str, Any]) -> bool:
     return not entry.get("retired", True)
-
-
-def _number(entry: dict[str, Any]) -> str:
-    return f"{entry.get('pg_id')}:{entry.get('collective_seq_id')}"
-
-
-def _line(entry: dict[str, Any]) -> str:
-    for frame in entry.get("frames", ()):
-        if is_users_file(frame["filename"]):
-            return f"{frame['filename']}:{frame['line']} in {frame['name']}"
-    return ""
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, ...]:

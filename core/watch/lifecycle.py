@@ -70,17 +70,6 @@ def _own_connection(strategy: Strategy) -> Store | None:
     return None
 
 
-def allow_abort() -> None:
-    """All ranks; idempotent, before a group is left. From here on, native code that aborts ends the process at once.
-
-    The group's end joins threads while it holds Python's lock. One of them that aborts, and calls into Python, would
-    wait for that lock for ever.
-    """
-    atexit.unregister(allow_abort)
-    if _watchdogs and _watchdogs[0].pid == os.getpid():
-        _watchdogs[0].allow_abort()
-
-
 def end() -> None:
     """All ranks; idempotent. Stop the watchdog, and publish to the other ranks that this one has left."""
     atexit.unregister(end)

@@ -61,11 +61,6 @@ class OtherRanks:
         statuses = [*self.statuses.values()]  # another thread may add to it
         return {each.pid for each in statuses if each.machine == self._machine}
 
-    def aborting_call(self) -> str:
-        """The number of the collective in which a rank's native code aborted; empty if none has."""
-        aborting = [each for each in [*self.statuses.values()] if each.state == "aborts"]
-        return min(aborting, key=lambda each: each.rank).call if aborting else ""
-
     def is_gone(self, rank: int) -> bool:
         """True if the process of a rank of this machine has ended."""
         last = self.statuses.get(rank)

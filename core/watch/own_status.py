@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from core.contract.awaited import Awaited, AwaitsRanks
 from core.watch import kernel
-from core.watch.flight_recorder import Collective, newest, num_begun, numbered, oldest, run_on_device
+from core.watch.flight_recorder import Collective, newest, num_begun, run_on_device
 from core.watch.phases import heartbeat
 from core.watch.rank_status import RankStatus
 from core.watch.standstill import Standstill
@@ -73,22 +73,11 @@ class OwnStatus:
         self._standstill.note(is_waiting=sample.state == "waits", is_at_work=sample.is_at_work)
         return sample
 
-    def now(self, sample: ThreadSample, call: str, *, is_aborting: bool) -> RankStatus:
-        """The status at a look.
-
-        Args:
-            sample: the look.
-            call: the number of the collective in which another rank's native code aborted; empty if none has.
-            is_aborting: native code of this rank is about to end the process.
-        """
+    def now(self, sample: ThreadSample) -> RankStatus:
+        """The status at a look."""
         state = "debugged" if sys.gettrace() is not None else sample.state
-        recorded, line = Collective(), sample.line
-        if is_aborting or call:
-            with suppress(Exception):  # what torch records is for debugging, and differs between releases
-                recorded = numbered(call) if call else oldest()
-            state, call = "aborts" if is_aborting else state, recorded.number or call
-            line = recorded.line or line
-        elif state == "waits" or (self.since_s > _MOVES_S and run_on_device()):
+        recorded = Collective()
+        if state == "waits" or (self.since_s > _MOVES_S and run_on_device()):
             recorded = self._newest_collective(sample.line)
             state = "waits" if recorded.name and state != "debugged" else state
         end_after_s = self._standstill.end_after_s
@@ -96,7 +85,7 @@ class OwnStatus:
         return replace(
             self.named(state),
             phase=heartbeat.phase,
-            line=line,
+            line=sample.line,
             since_s=self.since_s,
             warn_after_s=self._standstill.warn_after_s,
             end_after_s=end_after_s,
@@ -105,7 +94,6 @@ class OwnStatus:
             awaits=awaited.what,
             awaited_ranks=awaited.ranks,
             is_usual=recorded.is_usual,
-            call=call,
             count=heartbeat.count,
             stack=self.sampler.stack(),
         )

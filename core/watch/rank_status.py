@@ -18,7 +18,6 @@ class RankStatus(RankLocation):
         least_s: the same where it is certain that nothing will move.
         awaited_ranks: of which ranks is what it waits for.
         is_usual: as in `core.watch.flight_recorder.Collective`.
-        call: the number of the collective in which another rank's native code aborted, if that is reported instead.
         count: of its heartbeat.
         machine: see `core.watch.kernel.machine`.
         thread: the watched one, by Python's number.
@@ -34,7 +33,6 @@ class RankStatus(RankLocation):
     least_s: float = 0.0
     awaited_ranks: tuple[int, ...] = ()
     is_usual: bool = False
-    call: str = ""
     count: int = 0
     machine: str = ""
     thread: int = 0

@@ -25,7 +25,7 @@ class StackFile:
         return f"/proc/{self._pid}/fd/{self._file.fileno()}" if self._file is not None else ""
 
     def open(self) -> None:
-        """Make faulthandler write there, and to stderr if native code aborts: without a verdict, the only trace."""
+        """Make faulthandler write there, and to stderr if native code aborts, which leaves no other trace."""
         if not faulthandler.is_enabled():
             with suppress(AttributeError, OSError, RuntimeError, ValueError):  # a stderr that is no file
                 faulthandler.enable()

@@ -52,11 +52,10 @@ class StandstillWarnings:
     def error(self, verdict: Verdict, statuses: Sequence[RankStatus]) -> HangError:
         """The error that ends the run; its first line is on stderr already."""
         message = self._describe(verdict, statuses)
-        if not verdict.is_abort:
-            message += (
-                "If this was merely slow, allow more: watch=WatchdogOptions(end_after=timedelta(minutes=30)), or "
-                "CORE_WATCH=1800; CORE_WATCH=report lets the run go on, CORE_WATCH=off looks at nothing."
-            )
+        message += (
+            "If this was merely slow, allow more: watch=WatchdogOptions(end_after=timedelta(minutes=30)), or "
+            "CORE_WATCH=1800; CORE_WATCH=report lets the run go on, CORE_WATCH=off looks at nothing."
+        )
         ranks = [each.location() for each in statuses]
         error = HangError(message, absent=verdict.absent, ranks=ranks, stacks_path=self._stacks_path)
         # Where the run ends, its error says the rest.
@@ -66,8 +65,8 @@ class StandstillWarnings:
     def _describe(self, verdict: Verdict, statuses: Sequence[RankStatus]) -> str:
         """The state of all ranks, and the file with their stacks."""
         stood_s = min((each.since_s for each in statuses if not each.is_lost), default=0.0)
-        stood = "" if verdict.is_abort else f"The ranks have made no progress for {stood_s:.0f} s. "
-        message = f"{stood}{verdict.reason[:1].upper()}{verdict.reason[1:]}.\n{table(statuses)}\n"
+        stood = f"The ranks have made no progress for {stood_s:.0f} s."
+        message = f"{stood} {verdict.reason[:1].upper()}{verdict.reason[1:]}.\n{table(statuses)}\n"
         self._write_stacks(message, statuses)
         return message + (f"All stacks: {self._stacks_path}\n" if self._stacks_path else "")
 

@@ -22,7 +22,6 @@ _WORDS = {
     "left": "has left the run",
     "unseen": "stands in (whether it works can't be seen, since /proc can't be read)",
     "silent": "does not answer",
-    "aborts": "was ended by native code",
 }
 _SAME_CALL = "all ranks are in the same call, with other shapes"
 _MOST_SHOWN = 64
@@ -36,13 +35,11 @@ class Verdict:
         absent: the missing ranks.
         reason: in words.
         ends: True if the verdict ends the run, False if it is a warning only.
-        is_abort: native code ends a process; nobody has waited for long.
     """
 
     absent: tuple[int, ...]
     reason: str
     ends: bool = True
-    is_abort: bool = False
 
 
 def find(statuses: Sequence[RankStatus]) -> Verdict | None:
@@ -53,8 +50,6 @@ def find(statuses: Sequence[RankStatus]) -> Verdict | None:
     """
     if any(each.state == "debugged" for each in statuses):
         return None
-    if aborting := [each for each in statuses if each.state == "aborts"]:
-        return _on_an_abort(statuses, aborting)
     others = [each for each in statuses if each.state != "waits"]
     if not others:
         return _on_those_who_all_wait(statuses)
@@ -72,30 +67,6 @@ def find(statuses: Sequence[RankStatus]) -> Verdict | None:
     # Where some are certainly lost, another that is merely slow is not the reason.
     named = [each for each in others if each.state in _SURE] or others
     return Verdict(_ranks(named), _listed(named), ends)
-
-
-def _on_an_abort(statuses: Sequence[RankStatus], aborting: Sequence[RankStatus]) -> Verdict | None:
-    """The verdict after native code of some ranks has aborted, once each rank that can has published its call."""
-    responding = [each for each in statuses if each.state not in (*_SURE, "silent")]
-    if any(each.call != aborting[0].call for each in responding):
-        return None
-    groups = defaultdict(list)
-    for each in responding:
-        groups[each.collective, each.line].append(each)
-    if len(groups) == 1:
-        return Verdict(_ranks(aborting), f"{_listed(aborting)}, which says why on stderr", is_abort=True)
-    parted = sorted(groups.values(), key=len)
-    # A rank that hasn't reached the call may just be slow.
-    odd = (_odd(parted) if all(group[0].collective for group in parted) else []) or responding
-    calls = "; ".join(
-        f"rank {group[0].rank}{f' and {len(group) - 1} more' * (len(group) > 1)} {_called(group[0])}"
-        for group in parted[:_MOST_SHOWN]
-    )
-    return Verdict(_ranks(odd), f"ranks came to one collective with different calls: {calls}", is_abort=True)
-
-
-def _called(each: RankStatus) -> str:
-    return f"called {each.collective} at {each.line}" if each.collective else "did not come to it"
 
 
 def _on_those_who_all_wait(statuses: Sequence[RankStatus]) -> Verdict | None:

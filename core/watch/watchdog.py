@@ -10,8 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from core.watch.decision import StandstillDecision
-from core.watch.ending import absent_here, await_others
-from core.watch.native_abort import TerminateHandler
+from core.watch.ending import absent_here
 from core.watch.other_ranks import OtherRanks
 from core.watch.own_status import OwnStatus
 from core.watch.stack_file import StackFile
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 _WAKE_S = 1.0
 _LONGEST_PAUSE_S = 5.0
-_ABORTS_S = 20.0
-"""Seconds for which aborting native code waits until the ranks have published which collective they called."""
 
 
 class Watchdog:
@@ -65,17 +62,13 @@ class Watchdog:
         self._decision = StandstillDecision(options, own.machine)
         self.exchange = StatusExchange(own, self._store, others, self._decision)
         self.termination = Termination(store_port, self._ask)
-        self._is_aborting, self._is_shown = False, threading.Event()
         self._is_closed = threading.Event()
-        self._terminate = TerminateHandler(self._hold)
         self._thread = threading.Thread(target=self._run, name="watch over ranks", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop watching, and publish to the other ranks that this one has left."""
         self._is_closed.set()
-        self.allow_abort()
-        self._is_shown.set()
         # After an error the store may be gone, and torch prints a page about that.
         if not self.termination.is_over and sys.exception() is None:
             self.exchange.leave(_WAKE_S)
@@ -87,21 +80,15 @@ class Watchdog:
         self._remove_files()
         self.termination.close()
 
-    def allow_abort(self) -> None:
-        """Stop intercepting `std::terminate`: native code that aborts ends the process at once."""
-        self._terminate.close()
-
     def _run(self) -> None:
         self._own.watcher = threading.get_native_id()
         self._store.calls.run(self._enter, _WAKE_S)
         self._own.sampler.leave_out(self._thread, self._store.calls.thread)
         while not self._is_closed.wait(_WAKE_S):
             self._wake()
-            if self._decision.verdict:
-                self._is_shown.set()
-                if self._options.ends_run:
-                    self._end()
-                    return
+            if self._decision.verdict and self._options.ends_run:
+                self._end()
+                return
 
     def _enter(self) -> None:
         self._stacks.open()
@@ -113,23 +100,15 @@ class Watchdog:
         self._num_wakes += 1
         if not since_s:
             self._decision.warnings.clear(stood_s)
-        if since_s > self._calls_after_s or self._is_aborting:
+        if since_s > self._calls_after_s:
             self.exchange.call(now_s)
         is_called = self.exchange.is_on(now_s)
         if since_s or is_called:
             sample = self._own.sample(self._others.local_pids())
             if is_called:
-                status = self._own.now(sample, self._others.aborting_call(), is_aborting=self._is_aborting)
-                self.exchange.run(status, now_s)
+                self.exchange.run(self._own.now(sample), now_s)
         if not is_called and self._num_wakes % self._looks_every == 0:
             self._store.ask(self.exchange.listen, _WAKE_S / 4)
-
-    def _hold(self) -> None:
-        """Called in a thread of native code that is about to end the process: waits until the ranks know why."""
-        self._is_aborting = True
-        self._is_shown.wait(_ABORTS_S)
-        if self._decision.verdict and self._options.ends_run:
-            self._is_closed.wait(_ABORTS_S)  # the watch ends the process, with the verdict
 
     def _ask(self) -> None:
         """Called in the watched thread after a lost connection: fetch the verdict, if another rank has decided."""
@@ -143,10 +122,6 @@ class Watchdog:
     def _end(self) -> None:
         """End this process by the verdict, and the absent processes of this machine."""
         error, grace_s = self.termination.error or self._decision.error(), self._options.grace.total_seconds()
-        if self._is_aborting:
-            await_others(error, self._own.host, grace_s)
-            self._remove_files()
-            leave_at_once(error)
         absent = absent_here(error, self._own, self._others)
         for pid, began in absent:
             with suppress(OSError):

@@ -44,18 +44,6 @@ def hang(how, fabric, model):
         fabric.barrier("all steps are done")
 
 
-def be_unequal(how, fabric, hangs):
-    """The calls in which rank 1 isn't like the others."""
-    if how == "shapes":
-        fabric.all_reduce(torch.ones(40 if hangs else 3))
-    elif how == "kinds":
-        fabric.all_gather(torch.ones(3)) if hangs else fabric.all_reduce(torch.ones(3))
-    elif how == "skips" and not hangs:
-        fabric.all_reduce(torch.ones(3))
-    elif how == "skips_barrier" and not hangs:
-        fabric.barrier()
-
-
 def be_slow(how, fabric, model):
     """An act of a healthy rank that lasts longer than a limit: that of telling, for those that do nothing."""
     rank = fabric.global_rank
@@ -111,7 +99,6 @@ def train(fabric):
         loss = model(torch.ones(2, 4)).sum()
         if step == at:
             hang(HOW, fabric, model) if hangs else None
-            be_unequal(HOW, fabric, hangs)
             be_slow(HOW, fabric, model)
         fabric.backward(loss)
         optimizer.step()

@@ -13,16 +13,14 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from torch import nn
 from torch.distributed import HashStore
 
-from core import ConfigurationError, Fabric, HangError, WatchdogOptions
+from core import ConfigurationError, HangError, WatchdogOptions
 from core.contract.world import World
 from core.launch.worker_failure import WorkerFailure, worker_error
-from core.watch import kernel, lifecycle, options, standstill, users_code
+from core.watch import kernel, options, standstill, users_code
 from core.watch.boards import FolderBoard
 from core.watch.faulthandler_stack import line_in
 from core.watch.kernel import began_at, process_state
@@ -43,8 +41,6 @@ def status(rank, state, since_s=40.0, **more):
 
 
 WAITS = status(0, "waits", collective="gloo:all_reduce [[10]]", line="a.py:1 in f", is_usual=True)
-
-GIVES_UP = replace(WAITS, state="aborts", since_s=1.0, call="0:7")
 
 
 @pytest.mark.parametrize(
@@ -146,28 +142,6 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
             "rank 1 waits for the others at a.py:2 in f (gloo:barrier []), phase step, for 40 s; while rank 0 waits for"
             " the others at a.py:1 in f (gloo:all_reduce [[10]]), phase step, for 40 s (and 1 more there)",
         ),
-        # Gloo has given up in rank 0, and both tell of the same call.
-        ([GIVES_UP, status(1, "waits", 1.0)], None, ""),
-        (
-            [
-                GIVES_UP,
-                replace(GIVES_UP, rank=1, state="computes", collective="gloo:all_gather [[4]]", line="a.py:9 in g"),
-            ],
-            (0, 1),
-            "ranks came to one collective with different calls: rank 0 called gloo:all_reduce [[10]] at a.py:1 in f; "
-            "rank 1 called gloo:all_gather [[4]] at a.py:9 in g",
-        ),
-        (
-            [GIVES_UP, *[status(rank, "waits", call="0:7") for rank in (1, 2)]],
-            (0, 1, 2),
-            "rank 1 and 1 more did not come",
-        ),
-        (
-            [GIVES_UP, replace(GIVES_UP, rank=1, line="a.py:9 in g", is_usual=False)],
-            (1,),
-            "rank 1 called gloo:all_redu",
-        ),
-        ([GIVES_UP, replace(GIVES_UP, rank=1, state="waits")], (0,), "rank 0 was ended by native code at a.py:1 in f"),
         ([WAITS, status(1, "waits", phase="end of epoch", line="a.py:1 in f")], (1,), "out of data"),
     ],
 )
@@ -442,18 +416,6 @@ def test_options_come_from_the_argument_and_the_environment(monkeypatch):
         options.chosen(30)
     with pytest.raises(ConfigurationError, match="expected a timedelta above 0"):
         WatchdogOptions(limit=timedelta())
-
-
-def test_native_code_may_end_the_process_before_the_group_is_left(monkeypatch):
-    """To leave a group is to join its threads under Python's lock, for which one of them would wait."""
-    order = []
-    watchdog = SimpleNamespace(pid=os.getpid(), allow_abort=lambda: order.append("allow abort"))
-    monkeypatch.setattr(lifecycle, "_watchdogs", [watchdog])
-    fabric = Fabric(accelerator="cpu", devices=1)
-    fabric.setup(nn.Linear(1, 1))
-    monkeypatch.setattr(fabric.strategy, "teardown", lambda: order.append("left"))
-    fabric.teardown()
-    assert order == ["allow abort", "left"]
 
 
 def test_a_debugger_turns_the_watch_off():

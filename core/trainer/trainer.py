@@ -395,6 +395,11 @@ class Trainer(TrainerViews):
         """Begin a new run, with backend, counters and metrics of the one before, whose optimizers are let go."""
         from core.trainer.stage_data.loaders import Loaders
 
+        if self.run.is_running:
+            raise ConfigurationError(
+                f"trainer.{stage}() was called while trainer.{self.run.stage}() runs: one Trainer does one thing at a "
+                f"time, and its progress would be lost. Call it after that has ended, or on another Trainer."
+            )
         own = self.fabric.uncompiled(module)
         callbacks = self._module_callbacks.join(self.callbacks, own)
         settings = {"resume": None, **settings, "stage": stage, "module": own, "callbacks": callbacks}

@@ -19,10 +19,12 @@ class Collective:
     Attributes:
         name: with its shapes, such as `"gloo:all_reduce [[10]]"`, and formats other than float32; empty if unknown.
         is_usual: True if this rank has issued this one after the same predecessor before.
+        num_calls: its sequence number in its group, which is the same on ranks that make the same calls.
     """
 
     name: str = ""
     is_usual: bool = False
+    num_calls: int = 0
 
 
 def newest() -> Collective:
@@ -85,7 +87,7 @@ def _made(entries: list[dict[str, Any]], place: int) -> Collective:
     steps, entry = list(pairwise(map(_key, entries[: place + 1]))), entries[place]
     formats = [each for each in entry.get("input_dtypes", ()) if each != "Float"]
     shown = " ".join([entry["profiling_name"], str(entry.get("input_sizes", "")), *formats])
-    return Collective(shown, bool(steps) and steps[-1] in steps[:-1])
+    return Collective(shown, bool(steps) and steps[-1] in steps[:-1], int(entry.get("collective_seq_id", 0)))
 
 
 def _is_under_way(entry: dict[str, Any]) -> bool:

@@ -94,6 +94,7 @@ class OwnStatus:
             awaits=awaited.what,
             awaited_ranks=awaited.ranks,
             is_usual=recorded.is_usual,
+            num_calls=recorded.num_calls,
             count=heartbeat.count,
             stack=self.sampler.stack(),
         )

@@ -18,6 +18,7 @@ class RankStatus(RankLocation):
         least_s: the same where it is certain that nothing will move.
         awaited_ranks: of which ranks is what it waits for.
         is_usual: as in `core.watch.flight_recorder.Collective`.
+        num_calls: the number of collectives that the rank has begun in the group of `collective`; 0 if unknown.
         count: of its heartbeat.
         machine: see `core.watch.kernel.machine`.
         thread: the watched one, by Python's number.
@@ -33,6 +34,7 @@ class RankStatus(RankLocation):
     least_s: float = 0.0
     awaited_ranks: tuple[int, ...] = ()
     is_usual: bool = False
+    num_calls: int = 0
     count: int = 0
     machine: str = ""
     thread: int = 0

@@ -24,6 +24,10 @@ _WORDS = {
     "silent": "does not answer",
 }
 _SAME_CALL = "all ranks are in the same call, with other shapes"
+_MORE_CALLS = (
+    "all ranks are in the same call, and these made one before it that the others did not, such as "
+    "self.log(..., sync_dist=True), all_gather or a save under `if rank == 0`; let all ranks make it: "
+)
 _MOST_SHOWN = 64
 
 
@@ -80,6 +84,11 @@ def _on_those_who_all_wait(statuses: Sequence[RankStatus]) -> Verdict | None:
         if len(shapes) > 1:
             is_sure = all(each.since_s > each.least_s for each in statuses)
             return _on_groups(list(shapes.values()), *[_SAME_CALL] * 2) if is_sure else None
+        most = max(each.num_calls for each in statuses)
+        ahead = [each for each in statuses if each.num_calls == most]
+        if len(ahead) < len(statuses):
+            is_sure = all(each.since_s > each.least_s for each in statuses)
+            return Verdict(_ranks(ahead), _MORE_CALLS + _listed(ahead)) if is_sure else None
         if not all(each.warns for each in statuses):
             return None
         reason = "all ranks wait in the same place, and nothing arrives: look at the network"

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from core import Callback, Trainer
+from core import Callback, ConfigurationError, Trainer
 from core.loggers import CSVLogger
 from support.small_nets import QUIET, Net, batches
 
@@ -103,3 +103,16 @@ def test_what_a_failed_run_was_still_to_save_is_not_saved_by_the_next(tmp_path):
     trainer.fit(Net(), batches(4))
     assert trainer.global_step == 2
     assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize("stage", ["fit", "predict"])
+def test_a_trainer_that_runs_refuses_another_stage(stage):
+    class Nested(Net):
+        def on_train_epoch_end(self):
+            getattr(self.trainer, stage)(Net(), batches(2))
+
+    trainer = Trainer(**QUIET, max_epochs=2)
+    with pytest.raises(ConfigurationError, match=rf"trainer\.{stage}\(\) was called while trainer\.fit\(\) runs"):
+        trainer.fit(Nested(), batches(2))
+    trainer.fit(Net(), batches(2))  # after the failed one it serves again
+    assert trainer.current_epoch == 2

@@ -43,6 +43,15 @@ def status(rank, state, since_s=40.0, **more):
 WAITS = status(0, "waits", collective="gloo:all_reduce [[10]]", line="a.py:1 in f", is_usual=True)
 
 
+def test_a_rank_that_made_one_call_more_is_named_where_all_wait_in_the_same():
+    behind = [replace(WAITS, rank=rank, num_calls=7) for rank in (0, 2)]
+    ahead = replace(WAITS, rank=1, num_calls=8)
+    verdict = find([behind[0], ahead, behind[1]])
+    assert (verdict.absent, verdict.ends) == ((1,), True)
+    assert "these made one before it that the others did not" in verdict.reason
+    assert find([behind[0], replace(ahead, since_s=9.0), behind[1]]) is None
+
+
 @pytest.mark.parametrize(
     ("statuses", "absent", "says"),
     [

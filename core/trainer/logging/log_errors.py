@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from core.contract import EventHooks, ModuleError
+from core.contract import ModuleError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,34 +15,15 @@ if TYPE_CHECKING:
     from core.trainer.logging.metric_entry import Entry
 
 _OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "sync_dist", "rank_zero_only")
-_STEPS = ("training_step", "validation_step", "test_step", "predict_step", "configure_model", "configure_optimizers")
 
 
 def describe_closed(name: str, closed: str) -> str:
     """The error of a `self.log` where nothing is collected."""
     return (
-        f"self.log({name!r}) was called {_find_hook()}{closed}, where nothing is collected. Log in a training, "
+        f"self.log({name!r}) was called {closed}, where nothing is collected. Log in a training, "
         "validation or test step, or in a hook between on_train_start and on_train_epoch_end, or "
         "on_validation_start and on_validation_epoch_end."
     )
-
-
-def _find_hook() -> str:
-    """The user's hook that is running; looked for only when an error needs it."""
-    found = ""
-    frame = sys._getframe(1).f_back
-    while frame is not None:
-        name, home = frame.f_code.co_name, frame.f_globals.get("__name__", "")
-        if home.startswith("core.") and home not in (
-            __name__,
-            "core.trainer.logging.metric_collector",
-            "core.trainer.module.module",
-        ):
-            return found  # the loop, which called the hook
-        if not found and (name in _STEPS or hasattr(EventHooks, name)):
-            found = f"in {name}, "
-        frame = frame.f_back
-    return ""
 
 
 def describe_conflict(entry: Entry, options: tuple[Any, ...], *, by_step: bool, by_epoch: bool) -> str:

@@ -130,17 +130,6 @@ def test_a_hook_in_which_nothing_is_collected(hook):
         fit(module, validation=batches(1), num_sanity_val_steps=1)
 
 
-def test_the_hook_is_named():
-    class Early(Net):
-        def on_fit_start(self):
-            self.log("value", 1.0)
-
-    with pytest.raises(
-        ModuleError, match=r"self.log\('value'\) was called in on_fit_start, outside of the training, val"
-    ):
-        fit(Early())
-
-
 def test_outside_of_a_run():
     """A word, once, before a run and after it: a step that is called by hand goes on."""
     module, other = log_in_step(), log_in_step()

@@ -25,11 +25,8 @@ from core.registry.metadata import (
 from core.registry.names import fit_distribution, fit_version, normalize_distribution, unfit_alias
 from core.text.plain_file import read_file
 from core.text.printable import printable
-from core.text.spelling import near_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from importlib_metadata import Distribution
     from packaging.version import Version
 
@@ -160,14 +157,14 @@ def _read(distribution: Distribution, found: Provider, path: str) -> tuple[Provi
     entries = parse_entry_points(_text(distribution, path, "entry_points.txt") or "")
     groups = {entry.group for entry in entries}
     if groups.isdisjoint(KIND_OF_GROUP):
-        return found, list(_near_misses(groups))
+        return found, []
     text = _text(distribution, path, "METADATA")
     headers = parse_headers(text or _text(distribution, path, "PKG-INFO") or "")
     name, version, summary = (headers.get(header, [""])[0] for header in ("name", "version", "summary"))
     # pip renames the folder to ~name while it uninstalls, and leaves it behind when it is killed.
     if found.name[:1] == "~" or not (fit_distribution(name) and fit_version(version)):
         raise ValueError(f"no package has the folder {os.path.basename(path)!a}, Name {name!a} and Version {version!a}")
-    details = list(_near_misses(groups))
+    details = []
     specs: list[Spec] = []
     for entry in entries:
         if entry.group not in KIND_OF_GROUP:
@@ -187,13 +184,6 @@ def _read(distribution: Distribution, found: Provider, path: str) -> tuple[Provi
         found.location,
         printable(summary),
     ), details
-
-
-def _near_misses(groups: set[str]) -> Iterator[str]:
-    """A word on each group whose name is almost one of ours. Any other group belongs to another program."""
-    for group in sorted(group for group in groups - KIND_OF_GROUP.keys() if group.startswith("core.")):
-        for meant in near_names(group, KIND_OF_GROUP, count=1, cutoff=0.8):
-            yield f"its entry-point group {group!r} is not one of core's; did you mean {meant!r}?"
 
 
 def _text(distribution: Distribution, path: str, name: str) -> str | None:

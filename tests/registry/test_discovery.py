@@ -292,16 +292,6 @@ def test_a_file_that_may_not_be_read(site):
     assert "PermissionError" in problem(scan(), "core-secret").detail
 
 
-def test_a_misspelt_group_is_told(site):
-    make_distribution(site, "core-acme", "1.0", "[core.strategy]\nacme = core_acme:Acme\n")
-    make_distribution(site, "other", "1.0", "[core.widgets]\na = b:c\n[strategies]\na = b:c\n")
-    found = scan()
-    assert found.providers == ()
-    (one,) = found.problems
-    assert one.source == "core-acme"
-    assert one.detail == "its entry-point group 'core.strategy' is not one of core's; did you mean 'core.strategies'?"
-
-
 @pytest.mark.parametrize("file", ["entry_points.txt", "METADATA"])
 @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (partial(os.symlink, "/dev/zero"), "a device")])
 def test_what_is_no_file_is_not_waited_for(site, file, make, kind):

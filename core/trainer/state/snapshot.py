@@ -95,8 +95,9 @@ def load(run: Run, path: PathLike) -> None:
     prepared: list[bool] = []
 
     def check(content: dict[str, Any]) -> None:
-        content = resume.choose(content)
-        _check(run, content, path)
+        with sections.restoring("content", path):
+            content = resume.choose(content)
+            _check(run, content, path)
         if run.trains and not prepared:
             prepared.append(True)
             _prepare_callbacks(run, content)
@@ -117,7 +118,6 @@ def load(run: Run, path: PathLike) -> None:
             if name == "model" and strict and "save_only" in saved["format"]:
                 check_trained(run, rest[name], saved["format"], path)
                 strict = False
-            sections.check_like(part, rest.get(name), name, path)
             if name == "model" and not resume.strict:
                 run.fabric.print(describe_changes(run.session, run.module, rest[name], resume.renamed))
             rest = restore_state(run.session, rest, {name: part}, strict=strict, renamed=resume.renamed)
@@ -301,7 +301,6 @@ def _check_format(saved: dict[str, Any], path: PathLike) -> None:
     form = saved.get("format")
     if not isinstance(form, dict) or "version" not in form:
         raise foreign_state.refusal(saved, path)
-    sections.check(saved, path)
     if form["version"] > FORMAT_VERSION:
         raise CheckpointCorruptedError(
             f"{path} has format {form['version']}, written by core {form.get('core')!r:.80}; this is core "

@@ -150,10 +150,6 @@ class FolderReader:
 
     def _read_verified(self, name: str) -> bytes:
         entry, path = self.manifest.files[name], self.folder.name_of(name)
-        if entry.size_bytes > manifest.MAX_INDEX_BYTES:
-            raise CheckpointCorruptedError(
-                f"{path!r} has {entry.size_bytes:,} bytes, and core writes at most {manifest.MAX_INDEX_BYTES:,}."
-            )
         content = self.folder.read(name, entry.size_bytes)
         if not digest.is_content(io.BytesIO(content), entry.size_bytes, entry.digest, self.manifest.block_bytes):
             raise CheckpointCorruptedError(

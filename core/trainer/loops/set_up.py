@@ -30,17 +30,11 @@ def configure_model(run: Run) -> None:
 def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[object]]:
     """All ranks. The module's optimizers and schedulers, in one form."""
     strategy = run.strategy
-    try:
-        made = (
-            strategy.configure_optimizers(run.module)
-            if isinstance(strategy, MakesOptimizers)
-            else require_method(run.module, "configure_optimizers", "fit")()
-        )
-    except ValueError as error:
-        from core.trainer.module.optimizer_errors import name_other_than_matrices
-
-        name_other_than_matrices(error, run.module)
-        raise
+    made = (
+        strategy.configure_optimizers(run.module)
+        if isinstance(strategy, MakesOptimizers)
+        else require_method(run.module, "configure_optimizers", "fit")()
+    )
     optimizers, schedulers = parse_optimizers(made)
     window, is_global_zero = run.accumulate_grad_batches, strategy.is_global_zero
     check_optimizers(run.module, optimizers, run.options, window=window, is_global_zero=is_global_zero)

@@ -1,11 +1,9 @@
-"""The errors of several optimizers, and of optimizers that take matrices only."""
+"""The errors of several optimizers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
-
-import torch
 
 from core.contract import ModuleError
 from core.trainer.hooks.events import overrides
@@ -51,31 +49,6 @@ def check_several(module: nn.Module, optimizers: Sequence[Optimizer], evaluating
             f"{name}.configure_optimizers returned {number} optimizers, more than one of which holds "
             f"{_listed(twice)}: each step would update them as often. Give each parameter to one optimizer. Or: {cure}"
         )
-
-
-def name_other_than_matrices(error: ValueError, module: nn.Module) -> None:
-    """All ranks. Where torch's Muon has refused parameters, say which ones; it names a shape only.
-
-    Args:
-        error: what `configure_optimizers` has raised.
-        module: whose parameters they are.
-
-    Raises:
-        ModuleError: with their names and shapes, and what to do.
-    """
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    optimizer = last.tb_frame.f_locals.get("self") if last is not None else None
-    if not isinstance(optimizer, torch.optim.Muon):
-        return
-    given = {id(one) for group in optimizer.param_groups for one in group["params"] if one.ndim != 2}
-    named = [f"{key} of shape {tuple(one.shape)}" for key, one in module.named_parameters() if id(one) in given]
-    if named:
-        raise ModuleError(
-            f"{type(module).__name__}.configure_optimizers gave Muon {_listed(named)}, and Muon steps matrices only. "
-            "Give the others to another optimizer: return [torch.optim.Muon(matrices), torch.optim.AdamW(others)]."
-        ) from error
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -141,18 +141,6 @@ def test_what_cannot_step_together():
     )
 
 
-def test_parameters_that_muon_does_not_take_are_named():
-    refused(
-        lambda self: torch.optim.Muon(self.parameters()),
-        r"gave Muon layer\.bias of shape \(1,\), and Muon steps matrices only. .*return \[torch.optim.Muon\(matrices\)",
-    )
-
-    def wrong(self):
-        raise ValueError("another reason")
-
-    refused(wrong, "^another reason$", ValueError)
-
-
 def test_strategies_of_one_optimizer_refuse_several():
     class OfOne(SingleDeviceStrategy):
         @property

@@ -93,8 +93,6 @@ class PluginManager(pluggy.PluginManager):
         self._discovery = Discovery((), ())
         self._written_down: dict[str, Provider] = {}
         self._in_process = InProcessPlugin()
-        self._unblocked: set[str] = set()
-        self._blocked_by_environment: set[str] = set()
         self._specs: dict[str, list[Spec]] = {}
         self._offers: dict[tuple[str, str | None], tuple[Offer, ...]] = {}
         self._hook_problems: dict[str, list[Problem]] = {}
@@ -116,21 +114,9 @@ class PluginManager(pluggy.PluginManager):
         return super().unregister(plugin, name)
 
     def set_blocked(self, name: str) -> None:
-        """Remove a plugin, and keep it out."""
+        """Remove a plugin, and keep it out; after pluggy's `unblock`, `refresh` brings it back."""
         super().set_blocked(name)
-        self._unblocked.discard(name)
         self._forget()
-
-    def unblock(self, name: str) -> bool:
-        """Admit a blocked plugin again, also one that the environment blocks."""
-        if not super().unblock(name):
-            return False
-        self._unblocked.add(name)
-        if name == IN_PROCESS:
-            self.register(self._in_process, name)
-        elif name in self._written_down:
-            self.register(ProviderPlugin(self._written_down[name]), name)
-        return True
 
     def _forget(self) -> None:
         self._specs.clear()
@@ -164,28 +150,14 @@ class PluginManager(pluggy.PluginManager):
         self._selection = Selection.from_environment(self._environ)
         for name in self._written_down:
             self.unregister(name=name)
-        # pluggy refuses to register what is blocked, so that a changed variable must unblock first.
-        while self._blocked_by_environment:
-            super().unblock(self._blocked_by_environment.pop())
         self._discovery = discover(refresh=refresh)
         self._written_down = {CORE: BUILTINS, **{provider.name: provider for provider in self._discovery.providers}}
         for name, provider in self._written_down.items():
-            self._admit(name, provider)
+            if not (self.is_blocked(name) or self.has_plugin(name)):  # by hand, or registered in code under this name
+                self.register(ProviderPlugin(provider), name)
         self._warn_of_unmatched_names()
 
-    def _admit(self, name: str, provider: Provider) -> None:
-        if self.is_blocked(name) or self.has_plugin(name):
-            return  # blocked by hand, or registered in code under the same name
-        # Blocked whole: pluggy's own list of blocked plugins then shows it too.
-        if all(self._refusal(spec) for spec in (*provider.specs, *provider.by_name)):
-            self.set_blocked(name)
-            self._blocked_by_environment.add(name)
-        else:
-            self.register(ProviderPlugin(provider), name)
-
     def _refusal(self, spec: Spec) -> str:
-        if spec.provider in self._unblocked:
-            return ""
         return self._selection.refusal(spec, installed=spec.provider not in (CORE, IN_PROCESS))
 
     def _warn_of_unmatched_names(self) -> None:

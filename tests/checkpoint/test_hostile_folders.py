@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 
@@ -305,21 +304,11 @@ def pipe(path):
     os.mkfifo(path)
 
 
-def bound_socket(path):
-    with socket.socket(socket.AF_UNIX) as found:
-        folder, here = os.getcwd(), path.parent
-        os.chdir(here)  # names of sockets are short
-        try:
-            found.bind(path.name)
-        finally:
-            os.chdir(folder)
-
-
 def device(path):
     path.symlink_to("/dev/zero")
 
 
-KINDS = [(pipe, "a pipe"), (bound_socket, "a socket"), (device, "a device"), (os.mkdir, "a folder")]
+KINDS = [(pipe, "something else"), (device, "something else"), (os.mkdir, "a folder")]
 
 
 @pytest.mark.parametrize(("make", "kind"), KINDS)
@@ -334,7 +323,7 @@ def test_what_is_no_file_is_refused_at_once(path, make, kind, name):
         assert newest_valid(path.parent) is None
 
 
-@pytest.mark.parametrize(("make", "kind"), KINDS[:3])
+@pytest.mark.parametrize(("make", "kind"), KINDS[:2])
 def test_what_is_no_file_is_no_checkpoint(path, make, kind):
     make(path)
     refused(path, r"last\.ckpt' is neither a folder nor a file")

@@ -261,7 +261,7 @@ def test_a_raw_file_is_never_executed(tmp_path, content):
 def test_what_is_no_raw_file_is_not_waited_for(tmp_path):
     run = Run(0)
     os.mkfifo(tmp_path / "raw.pt")
-    with pytest.raises(CheckpointError, match=r"raw\.pt' is a pipe, where a file was expected"):
+    with pytest.raises(CheckpointError, match=r"raw\.pt' is something else, where a file was expected"):
         run.fabric.load_raw(tmp_path / "raw.pt", run.model)
     with pytest.raises(CheckpointError, match=r"is a folder, where a file .* load_raw reads .* fabric\.load\(path"):
         run.fabric.load_raw(tmp_path, run.model)

@@ -1,4 +1,4 @@
-"""The sections of a checkpoint: what can't be restored of one is told by its name."""
+"""The sections of a checkpoint: an error while one is restored has its name."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from core.lazy_exports import lazy_exports
 from core_neighbour._version import __version__
 
 if TYPE_CHECKING:
-    from core_neighbour.in_memory import kept_folders, memory_folder
+    from core_neighbour.in_memory import is_own_folder, kept_folders, memory_folder
     from core_neighbour.memory_checkpoint import MemoryCheckpoint, check_goes_back
     from core_neighbour.neighbour_io import NeighbourCheckpointIO
 
@@ -20,6 +20,7 @@ __all__ = [
     "NeighbourCheckpointIO",
     "__version__",
     "check_goes_back",
+    "is_own_folder",
     "kept_folders",
     "memory_folder",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tempfile
 import zlib
 from pathlib import Path
@@ -45,7 +46,16 @@ def folder_name(job: str, root: PathLike) -> str:
 
 def kept_folders(job: str) -> list[Path]:
     """The folders in memory in which this user's runs of a job keep states."""
-    return sorted(each for each in memory_folder().glob(f"{_prefix(job)}*") if each.is_dir())
+    return sorted(filter(is_own_folder, memory_folder().glob(f"{_prefix(job)}*")))
+
+
+def is_own_folder(path: PathLike) -> bool:
+    """True for a folder of this user's in which nobody else writes; a link is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 def _prefix(job: str) -> str:

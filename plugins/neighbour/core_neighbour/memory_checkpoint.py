@@ -20,7 +20,7 @@ from core.contract import (
     UnsupportedError,
 )
 from core.strategies import ParallelStrategy
-from core_neighbour.in_memory import folder_name, memory_folder
+from core_neighbour.in_memory import folder_name, is_own_folder, memory_folder
 from core_neighbour.neighbour_io import NeighbourCheckpointIO
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class MemoryCheckpoint(Callback):
         if make:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
-        if os.path.lexists(folder):
+        if os.path.lexists(folder) and not is_own_folder(folder):
             _refuse_foreign(folder, folder.lstat())
         return folder
 
@@ -300,13 +300,12 @@ class _OnEachNode(CheckpointIO):
         raise NotImplementedError("the callback removes it")
 
 
-def _refuse_foreign(folder: Path, found: os.stat_result) -> None:
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise ConfigurationError(
-            f"MemoryCheckpoint keeps its states in {folder}: expected a folder of this user ({os.geteuid()}), in which "
-            f"nobody else writes, and found {stat.filemode(found.st_mode)} of user {found.st_uid}, who may have put a "
-            "state there. Delete it, or pass another place: MemoryCheckpoint(folder=...), or CORE_MEMORY_FOLDER."
-        )
+def _refuse_foreign(folder: Path, found: os.stat_result) -> NoReturn:
+    raise ConfigurationError(
+        f"MemoryCheckpoint keeps its states in {folder}: expected a folder of this user ({os.geteuid()}), in which "
+        f"nobody else writes, and found {stat.filemode(found.st_mode)} of user {found.st_uid}, who may have put a "
+        "state there. Delete it, or pass another place: MemoryCheckpoint(folder=...), or CORE_MEMORY_FOLDER."
+    )
 
 
 def _name_of(step: int) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import textwrap
@@ -11,7 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from core.cluster import reserve_port
+from core.contract import LaunchError
+from core_resilience.in_place import kept_states
 from core_resilience.in_place.command import go_on
+from core_resilience.in_place.token import own_token
 from core_testing import programs
 
 BEGINNING = """
@@ -41,7 +45,8 @@ await_all()
 def start(folder, script, *options, **variables):
     (folder / "train.py").write_text(BEGINNING + textwrap.dedent(script))
     command = [*programs.CORE, "go-on", *options, "train.py"]
-    return programs.start(command, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"} | variables)
+    own = {"OMP_NUM_THREADS": "1", "CORE_GO_ON_TOKEN": "secret"}
+    return programs.start(command, cwd=folder, env=os.environ | own | variables)
 
 
 def run(folder, script, *options):
@@ -278,8 +283,9 @@ def test_a_lost_node_is_replaced_or_left_out(tmp_path, request, least_nodes):
     first = start(tmp_path, script, *options)
     second = start(tmp_path, script, *options, "--node-rank", "1")
     before = await_rounds(tmp_path, 1, 4)[0]
-    with socket.create_connection(("127.0.0.1", int(port))) as other_program:
-        other_program.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    strangers = [socket.create_connection(("127.0.0.1", int(port))) for _ in range(4)]  # the last one says nothing
+    for stranger, said in zip(strangers, (b"GET / HTTP/1.1\n", b'{"of": 0}\n', b"[" * 60_000 + b"\n"), strict=False):
+        stranger.sendall(said)
     assert [node for _, node, _ in (before[rank] for rank in range(4))] == [0, 0, 1, 1]
     second.kill()
     ends = [first]
@@ -290,12 +296,101 @@ def test_a_lost_node_is_replaced_or_left_out(tmp_path, request, least_nodes):
     for each in ends:
         _, errors = each.communicate(timeout=60)
         assert each.returncode == 0, errors
-    waits = first.errors().count("core go-on: 1 of 2 nodes are there, and wait for more.")
+    waits = first.errors().count("core go-on: 1 of 2 nodes are there, and wait for more at 127.0.0.1.")
     assert waits >= least_nodes - 1
     after = rounds(tmp_path)[-1]
     assert len(after) == 2 * least_nodes
     assert [after[rank][2] for rank in (0, 1)] == [before[rank][2] for rank in (0, 1)]
     assert_gone([before])
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (b'{"start": false}\n', "doesn't know it"),
+        (b'{"nonce": 1}\n{"proof": 2}\n', "doesn't know it"),
+        (b"HTTP/1.1 400\n", "has closed the connection"),
+    ],
+)
+def test_a_node_heeds_no_launcher_without_its_token(tmp_path, said, text):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        node = start(tmp_path, "", "--devices", "1", "--num-nodes", "2", "--node-rank", "1", "--main-port", str(port))
+        connection = server.accept()[0]
+        connection.sendall(said)
+        _, errors = node.communicate(timeout=60)
+        connection.close()
+    assert node.returncode == 1
+    assert f"at 127.0.0.1:{port} the launcher of node 0 with this node's token, and what is there {text}. " in errors
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """The folder in memory of a run's states."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CORE_MEMORY_FOLDER", str(tmp_path))
+    monkeypatch.setenv("CORE_GO_ON_TOKEN", "secret")
+    folder = tmp_path / f"core-{os.getuid()}-go-on-1-0"
+    folder.mkdir(mode=0o700)
+    (folder / "state").touch()
+    return folder
+
+
+def test_states_of_this_user_with_the_token_go_on(kept, capsys):
+    folder = kept_states.copy_to_disk("go-on-1")
+    shutil.rmtree(kept)
+    kept_states.copy_to_memory("go-on-1")
+    assert (kept / "state").exists()
+    assert capsys.readouterr() == ("", "")
+    kept_states.remove_from_disk("go-on-1")
+    assert not folder.parent.exists()
+
+
+def link(path):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder, patch: patch.setenv("CORE_GO_ON_TOKEN", "another"),
+        lambda folder, patch: folder.chmod(0o777),
+        lambda folder, patch: folder.parent.chmod(0o777),
+        lambda folder, patch: folder.rename(folder.with_name("go-on-1")),
+        lambda folder, patch: link(folder),
+        lambda folder, patch: link(folder.parent),
+    ],
+    ids=["another token", "others write", "others write beside", "planted", "link", "link to all"],
+)
+def test_states_that_another_may_have_planted_are_neither_read_nor_removed(kept, monkeypatch, capsys, change):
+    folder = kept_states.copy_to_disk("go-on-1")
+    shutil.rmtree(kept)
+    change(folder, monkeypatch)
+    kept_states.copy_to_memory("go-on-1")
+    kept_states.remove_from_disk("go-on-1")
+    assert not kept.exists()
+    assert "isn't read: expected a folder that this user's core go-on has made" in capsys.readouterr().err
+    assert len(list(kept.parent.rglob("state"))) == 1
+
+
+def test_states_of_others_in_memory_are_not_copied(kept):
+    kept.chmod(0o770)
+    assert kept_states.copy_to_disk("go-on-1") is None
+
+
+def test_the_token_is_made_once_for_this_user_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv("CORE_GO_ON_TOKEN", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert len(own_token()) == 64
+    assert own_token() == own_token()
+    [file] = (tmp_path / "core").iterdir()
+    file.chmod(0o640)
+    with pytest.raises(LaunchError, match=r"isn't this user's alone; delete it\. Set CORE_GO_ON_TOKEN to a secret"):
+        own_token()
 
 
 def test_a_port_that_is_taken(tmp_path, request):
@@ -304,8 +399,8 @@ def test_a_port_that_is_taken(tmp_path, request):
         program = start(tmp_path, "", "--devices", "1", "--num-nodes", "2", "--main-port", str(port))
         _, errors = program.communicate(timeout=60)
     assert program.returncode == 1
-    assert f"core go-on can't listen on port {port}: " in errors
-    assert "Pass another --main-port." in errors
+    assert f"core go-on can't listen on port {port} of 127.0.0.1: " in errors
+    assert "Pass another --main-port, and an address of this machine as --main-address." in errors
 
 
 def test_another_system_is_refused(monkeypatch):

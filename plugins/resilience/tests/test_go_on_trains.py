@@ -18,6 +18,7 @@ def start(folder, strategy, size, plan, *options, **variables):
     """Start the program. Its plan has a phase, step and rank for each round, in which a process kills itself."""
     command = [*programs.CORE, "go-on", "--devices", str(size), *options, PROGRAM, strategy, NUM_STEPS]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PLAN": json.dumps(plan), "CORE_MEMORY_FOLDER": str(folder)} | variables
+    env["CORE_GO_ON_TOKEN"] = "secret"
     return programs.start(command, cwd=folder, env=env)
 
 

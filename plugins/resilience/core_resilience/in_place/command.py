@@ -9,6 +9,7 @@ import zlib
 import click
 
 from core.cli import say
+from core.contract import LaunchError
 from core_resilience.in_place import kept_states
 from core_resilience.in_place.launcher import RoundLauncher
 from core_resilience.in_place.options import Options
@@ -42,7 +43,7 @@ __all__ = ["go_on"]
 @click.option("--num-nodes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N")
 @click.option("--min-nodes", type=click.IntRange(min=1), metavar="N", help="Go on with fewer, down to this number.")
 @click.option("--node-rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="0 leads.")
-@click.option("--main-address", default="127.0.0.1", show_default=True, metavar="HOST", help="Of node 0.")
+@click.option("--main-address", default="127.0.0.1", show_default=True, metavar="HOST", help="Node 0 listens there.")
 @click.option("--main-port", type=click.IntRange(1, 65535), default=29400, show_default=True, metavar="PORT")
 @click.option(
     "--max-losses",
@@ -100,6 +101,18 @@ def go_on(
     code = launcher.run()
     if not code:
         kept_states.remove_from_disk(run_id)
-    elif launcher.gave_up and (folder := kept_states.copy_to_disk(run_id)):
-        say(f"core go-on: The newest state in memory is in {folder} too. The same command goes on from it.", err=True)
+    elif launcher.gave_up:
+        _keep(run_id)
     sys.exit(code)
+
+
+def _keep(run_id: str) -> None:
+    """Keep on the disk what is in memory, and say where."""
+    try:
+        folder = kept_states.copy_to_disk(run_id)
+    except (OSError, LaunchError) as error:
+        say(f"core go-on: The newest state is in memory only, and can't be copied to the disk: {error}", err=True)
+    else:
+        if folder is not None:
+            text = f"The newest state in memory is in {folder} too. The same command goes on from it."
+            say(f"core go-on: {text}", err=True)

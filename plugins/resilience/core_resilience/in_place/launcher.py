@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import selectors
 import signal
 import socket
@@ -16,6 +18,7 @@ from core_resilience.in_place.line import MessageLine
 from core_resilience.in_place.local_node import LocalNode
 from core_resilience.in_place.places import places, variables
 from core_resilience.in_place.remote_node import RemoteNode
+from core_resilience.in_place.token import is_proof, own_token, prove
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 _LEAVES_IN_S = 30.0
 """Seconds that a process may take to leave a round; one that is stuck in native code counts as lost then."""
+_MOST_STRANGERS = 64
+"""Connections that may wait for a proof of the token; of more the oldest is closed."""
 
 
 class RoundLauncher:
@@ -49,6 +54,7 @@ class RoundLauncher:
         self._num_microbatches = 1
         self._modules: list[str] = []
         self._server: socket.socket | None = None
+        self._strangers: dict[MessageLine, str] = {}
         self._waits_for_nodes = False
         self._failure = ""
 
@@ -113,23 +119,55 @@ class RoundLauncher:
     # nodes ----------------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Accept the launchers of other nodes from now on."""
-        port = self._options.main_port
+        """Accept the launchers of other nodes from now on, at the address that is named, and nowhere else."""
+        self._token = own_token()
+        host, port = self._options.main_address, self._options.main_port
         try:
-            server = socket.create_server(("", port))
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            server = socket.create_server(address, family=family)
         except OSError as error:
-            raise LaunchError(f"core go-on can't listen on port {port}: {error}. Pass another --main-port.") from error
+            raise LaunchError(
+                f"core go-on can't listen on port {port} of {host}: {error}. Pass another --main-port, and an address "
+                "of this machine as --main-address."
+            ) from error
         self._server = server
-        self._selector.register(server, selectors.EVENT_READ, self._on_node)
+        self._selector.register(server, selectors.EVENT_READ, self._on_stranger)
 
-    def _on_node(self) -> None:
+    def _on_stranger(self) -> None:
+        """Ask whoever has connected for a proof of the token. Until it has come, nobody waits for it or heeds it."""
         assert self._server is not None, "it has called"
-        line = MessageLine(self._server.accept()[0])
-        line.notice_silence()
+        with contextlib.suppress(OSError):  # it may be gone already
+            line = MessageLine(self._server.accept()[0])
+            line.notice_silence()
+            self._strangers[line] = secrets.token_hex()
+            line.send({"nonce": self._strangers[line]})
+            self._selector.register(line.socket, selectors.EVENT_READ, lambda: self._on_answer(line))
+            if len(self._strangers) > _MOST_STRANGERS:
+                self._refuse(next(iter(self._strangers)))
+
+    def _on_answer(self, line: MessageLine) -> None:
+        """Prove to a node that has the token that this is its launcher, and start its processes."""
+        try:
+            answers = list(line.receive())
+        except EOFError:
+            self._refuse(line)
+            return
+        if not answers:
+            return
+        if not is_proof(answers[0].get("proof"), self._token, "node", self._strangers[line]):
+            self._refuse(line)
+            return
+        del self._strangers[line]
+        line.send({"proof": prove(self._token, "launcher", answers[0].get("nonce"))})
         node = RemoteNode(line, self)
         self._nodes.append(node)
-        self._selector.register(line.socket, selectors.EVENT_READ, lambda: self._read(node))
+        self._selector.modify(line.socket, selectors.EVENT_READ, lambda: self._read(node))
         self._start_processes(node)
+
+    def _refuse(self, line: MessageLine) -> None:
+        del self._strangers[line]
+        self._selector.unregister(line.socket)
+        line.socket.close()
 
     def _read(self, node: RemoteNode) -> None:
         if not node.read():
@@ -250,7 +288,8 @@ class RoundLauncher:
         """Print once that nodes are missing, if nothing else is on its way."""
         if not self._waits_for_nodes and all(each.is_ready for each in self._members()):
             self._waits_for_nodes = True
-            say(f"core go-on: {len(self._nodes)} of {least_nodes} nodes are there, and wait for more.", err=True)
+            at = f" at {self._server.getsockname()[0]}" if self._server is not None else ""
+            say(f"core go-on: {len(self._nodes)} of {least_nodes} nodes are there, and wait for more{at}.", err=True)
 
     def _shared_variables(self) -> dict[str, str]:
         """The variables that all ranks of a round have alike."""

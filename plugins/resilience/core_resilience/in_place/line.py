@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 _SILENT_S = 20
 """Seconds after which a machine that doesn't answer any more counts as lost."""
+_MOST_BYTES = 2**24
+"""Bytes of a message; more than the names of all modules take."""
 
 
 class MessageLine:
@@ -40,12 +42,12 @@ class MessageLine:
             data = self.socket.recv(65_536)
         except OSError:
             data = b""
-        if not data:
+        if not data or len(self._buffer) > _MOST_BYTES:
             raise EOFError
         *whole, self._buffer = (self._buffer + data).split(b"\n")
         try:
             messages = [dict(json.loads(line)) for line in whole]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             raise EOFError from None
         yield from messages
 

@@ -18,8 +18,8 @@ class Options:
         multiple_of: the processes of one node are a multiple of this number.
         num_spares: further processes of each node, which wait. Where one has taken a place, a new one is started.
         most_losses: how many processes and nodes may be lost.
-        main_address: of the first node.
-        main_port: where its launcher listens for other nodes.
+        main_address: of the first node, at which its launcher listens for others.
+        main_port: likewise.
     """
 
     num_nodes: int

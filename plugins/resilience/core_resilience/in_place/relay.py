@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import selectors
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from core.cli import say
 from core.contract import LaunchError
 from core.launch import SignalForwarder
 from core_resilience.in_place.line import MessageLine
 from core_resilience.in_place.local_node import LocalNode
+from core_resilience.in_place.token import VARIABLE, is_proof, own_token, prove
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 _COMES_IN_S = 600.0
 """Seconds in which the first node's launcher has to be there."""
+_ANSWERS_IN_S = 60.0
+"""Seconds in which it has to answer then."""
 _SAYS_AFTER_S = 30.0
 """Seconds after which this node says that it waits for it."""
 
@@ -37,7 +41,8 @@ class Relay:
         self._selector = selectors.DefaultSelector()
         self._node = LocalNode(arguments, self._selector, self)
         self._address = address
-        self._is_over = False
+        self._nonce = secrets.token_hex()
+        self._is_known = self._is_over = False
         self._code = 1
 
     def run(self) -> int:
@@ -45,7 +50,11 @@ class Relay:
 
         Returns:
             The launcher's own code to exit with; 1 if it is gone, 130 after Ctrl-C.
+
+        Raises:
+            LaunchError: there is no launcher, or none that has this node's token.
         """
+        self._token = own_token()
         with SignalForwarder() as signals:
             try:
                 self._line = MessageLine(_connect(self._address))
@@ -53,7 +62,10 @@ class Relay:
                 self._selector.register(self._line.socket, selectors.EVENT_READ, self._on_order)
                 signals.to(self)
                 while not self._is_over:
-                    for key, _ in self._selector.select():
+                    ready = self._selector.select(None if self._is_known else _ANSWERS_IN_S)
+                    if not ready and not self._is_known:
+                        self._refuse("says nothing")
+                    for key, _ in ready:
                         key.data()
                 signals.raise_for()
             except KeyboardInterrupt:
@@ -79,11 +91,15 @@ class Relay:
         try:
             orders = list(self._line.receive())
         except EOFError:
+            if not self._is_known:
+                self._refuse("has closed the connection")
             say("core go-on: The first node is gone, and this one ends.", err=True)
             self._is_over = True
             return
         for order in orders:
-            if "start" in order:
+            if not self._is_known:
+                self._get_to_know(order)
+            elif "start" in order:
                 self._node.start(waits=order["start"])
             elif "signal" in order:
                 self._node.send_signal(order["to"], order["signal"])
@@ -91,6 +107,23 @@ class Relay:
                 self._node.send(order["to"], order["message"])
             else:
                 self._code, self._is_over = order["exit"], True
+
+    def _get_to_know(self, order: dict[str, Any]) -> None:
+        """Prove to the launcher that this node has its token. Nothing else that it says is heeded before it has too."""
+        if "nonce" in order:
+            self._line.send({"nonce": self._nonce, "proof": prove(self._token, "node", order["nonce"])})
+            return
+        self._is_known = is_proof(order.get("proof"), self._token, "launcher", self._nonce)
+        if not self._is_known:
+            self._refuse("doesn't know it")
+
+    def _refuse(self, what: str) -> NoReturn:
+        host, port = self._address
+        raise LaunchError(
+            f"core go-on: expected at {host}:{port} the launcher of node 0 with this node's token, and what is there "
+            f"{what}. Where nodes don't share the user's home, set {VARIABLE} to the same secret on all of them. If "
+            "another program has the port, pass another --main-port on all nodes."
+        )
 
 
 def _connect(address: tuple[str, int]) -> socket.socket:

@@ -1,5 +1,6 @@
 """The release command: refused where something disagrees, built twice and equal, and what `core doctor` compares."""
 
+import hashlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from core import __version__
+from core.cli.cards import files_digest
 from core.cli.doctor import examine_release
 from support.fake_distributions import make_distribution
 
@@ -171,6 +173,51 @@ def test_another_version_is_told(tmp_path):
         ("release core-training", "broken", f"it has 99.0, and {__version__} is installed"),
         ("release", "absent", "not installed: core-none"),
     ]
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder on the path with a distribution of a release, whose list lies beside it."""
+    folder = tmp_path / "site"
+    info = make_distribution(folder, "core-acme", modules={"core_acme.strategy": ""})
+    (info / "RECORD").write_text("brought.pth,,\n")
+    for name in ("brought.pth", "_virtualenv.pth"):
+        (folder / name).write_text("import os\n")
+    (folder / "paths.pth").write_text("/somewhere\n")
+    files = {f"core_acme/{name}": hashlib.sha256(b"").hexdigest() for name in ("__init__.py", "strategy.py")}
+    (tmp_path / "release.json").write_text(json.dumps({"core-acme": {"version": "1.0", "files": files}}))
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("core_acme/__pycache__/strategy.cpython-311.pyc", "ok its 2 files are those of 1.0"),
+        ("core_acme/late.py", "broken the release doesn't have core_acme/late.py. Delete it."),
+        ("core_acme/extra/__init__.py", "broken the release doesn't have core_acme/extra/__init__.py. Delete it."),
+        ("core_acme/strategy.so", "broken the release doesn't have core_acme/strategy.so. Delete it."),
+        ("core_acme/strategy.py", "broken not as released: core_acme/strategy.py. Install it again."),
+        ("../first/core_acme/__init__.py", "broken {path} hides it. Rename or delete that."),
+        ("late.pth", "broken no package has brought {path}, which Python runs. Delete it."),
+    ],
+)
+def test_what_the_release_does_not_have_is_named(site, tmp_path, monkeypatch, path, expected):
+    monkeypatch.syspath_prepend(tmp_path / "first")
+    added = (site / path).resolve()
+    added.parent.mkdir(parents=True, exist_ok=True)
+    added.write_text("import os\n")
+    found = [f"{each.state} {each.detail}" for each in examine_release(tmp_path / "release.json")]
+    assert expected.format(path=added) in found
+    assert ("broken" in " ".join(found)) is expected.startswith("broken")
+
+
+def test_a_link_to_a_folder_is_part_of_a_package(site, tmp_path):
+    before = files_digest.__wrapped__(site / "core_acme")
+    (site / "core_acme" / "extra").symlink_to(tmp_path)
+    [finding] = examine_release(tmp_path / "release.json")
+    assert finding.detail == "the release doesn't have core_acme/extra. Delete it."
+    assert files_digest.__wrapped__(site / "core_acme") != before
 
 
 def test_what_an_installed_distribution_requires_is_told(tmp_path, monkeypatch):

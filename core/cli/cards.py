@@ -28,13 +28,21 @@ def package_folder(target: str) -> Path | None:
 @cache
 def files_digest(folder: Path) -> str:
     """SHA-256 over the paths and contents of a package's files, but for its card and what Python has compiled."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
     digest = hashlib.sha256()
-    for path in files:
-        if path != folder / NAME:
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            digest.update(f"{content}  {path.relative_to(folder).as_posix()}\n".encode())
+    for path, content in digests(folder).items():
+        if path != NAME:
+            digest.update(f"{content}  {path}\n".encode())
     return digest.hexdigest()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file in a folder but for what Python has compiled, by path; empty for a link to a folder."""
+    found = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        for path in found
+        if "__pycache__" not in path.parts
+    }
 
 
 def own_card(provider: str) -> Path:

@@ -5,7 +5,6 @@ Each examination stands alone: one that fails is itself a finding.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -13,6 +12,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.machinery import PathFinder
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from core._version import DISTRIBUTION, __version__
+from core.cli.cards import digests
 from core.cli.layout import say_all, say_json, styled, table
 from core.contract import Broken, Found
 from core.namesakes import namesakes
@@ -276,14 +277,22 @@ def examine_release(path: Path) -> Iterator[Finding]:
     found = {name: one for name in release for one in islice(distributions(name=name), 1)}
     for name, installed in found.items():
         released, files = release[name]["version"], release[name]["files"]
-        changed = [file for file in files if _digest(Path(str(installed.locate_file(file)))) != files[file]]
-        if (version := installed.version) != released:
-            yield Finding(f"release {name}", "broken", f"it has {released}, and {version} is installed")
-        elif changed:
-            shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if changed[3:] else "")
-            yield Finding(f"release {name}", "broken", f"not as released: {shown}. Install it again.")
-        else:
-            yield Finding(f"release {name}", "ok", f"its {len(files)} files are those of {released}")
+        site = Path(str(installed.locate_file("")))
+        folders = {file.partition("/")[0] for file in files}
+        here = {f"{folder}/{file}": value for folder in folders for file, value in digests(site / folder).items()}
+        changed = [file for file in files if here.get(file) != files[file]]
+        added = [file for file in here if file not in files and ".dist-info/" not in file]
+        problems = [f"not as released: {_few(changed)}. Install it again."] if changed else []
+        problems += [f"the release doesn't have {_few(added)}. Delete it."] if added else []
+        imported = [spec.origin for spec in map(PathFinder.find_spec, folders) if spec is not None and spec.origin]
+        hiding = [each for each in imported if site.resolve() not in Path(each).resolve().parents]
+        problems += [f"{each} hides it. Rename or delete that." for each in hiding]
+        if installed.version != released:
+            problems = [f"it has {released}, and {installed.version} is installed"]
+        right = f"its {len(files)} files are those of {released}"
+        yield Finding(f"release {name}", "broken" if problems else "ok", " ".join(problems) or right)
+    for site in {Path(str(one.locate_file(""))) for one in found.values()}:
+        yield from _started_beside(site)
     lines = {line: name for name, one in found.items() for line in one.requires or () if "; extra" not in line}
     required = {Requirement(line).name: name for line, name in lines.items()}
     for name in (missing := [name for name in release if name not in found]):
@@ -293,5 +302,14 @@ def examine_release(path: Path) -> Iterator[Finding]:
         yield Finding("release", "absent", f"not installed: {', '.join(missing)}")
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+def _few(files: Sequence[str]) -> str:
+    return ", ".join(files[:3]) + (f" and {len(files) - 3} more" if files[3:] else "")
+
+
+def _started_beside(site: Path) -> Iterator[Finding]:
+    """Code that Python runs at each start, and no package has brought; virtual environments have one such file."""
+    records = "\n".join(["", *(each.read_text(encoding="utf-8") for each in site.glob("*.dist-info/RECORD"))])
+    for path in sorted(site.glob("*.pth")):
+        runs = any(line.startswith(("import ", "import\t")) for line in path.read_text(errors="replace").splitlines())
+        if runs and path.name != "_virtualenv.pth" and f"\n{path.name}," not in records:
+            yield Finding("release", "broken", f"no package has brought {path}, which Python runs. Delete it.")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from core import Callback, ModuleError, Trainer
+from core import Callback, ModuleError, Trainer, rank_zero_warn
 from core.contract import empty_hook
 
 _LOGS = ("log", "log_dict")
 _OF_CALLBACKS = ("on_exception", "on_sanity_check_start", "on_sanity_check_end")
 _MAKES = "configure_optimizers"
+_KEYS = "optimizer", "lr_scheduler", "monitor"
+_KEYS_OF_SCHEDULERS = "scheduler", "name", "interval", "frequency", "reduce_on_plateau", "monitor", "strict"
 
 
 class ReplacedMethods(Callback):
@@ -21,7 +24,8 @@ class ReplacedMethods(Callback):
 
     Callbacks get the module's `log` and `log_dict`. Methods of a module that have the name of a callback's hook aren't
     called. Its `configure_optimizers` may return one scheduler, or its dict, beside the list of optimizers, which are
-    several only where it steps them itself: `core.Trainer` would step one after the other.
+    several only where it steps them itself: `core.Trainer` would step one after the other. Keys of dicts that mean
+    nothing are warned of.
     """
 
     def __init__(self) -> None:
@@ -37,7 +41,7 @@ class ReplacedMethods(Callback):
             if (method := getattr(module, name, None)) is not None:
                 self._replace(module, name, empty_hook(partial(method)))
         if stage == "fit" and (method := getattr(module, _MAKES, None)) is not None:
-            self._replace(module, _MAKES, partial(_listed, method))
+            self._replace(module, _MAKES, partial(_listed, method, getattr(module, "automatic_optimization", True)))
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         if name not in vars(owner):
@@ -61,10 +65,31 @@ class ReplacedMethods(Callback):
         self._replaced = []
 
 
-def _listed(method: Any) -> Any:
+def _listed(method: Any, is_automatic: bool) -> Any:
+    known = partial(_known, of_schedulers=is_automatic)  # in manual optimization Lightning refuses theirs
     made = method()
-    if not isinstance(made, list | tuple) or len(made) != 2 or not isinstance(made[0], list):
+    if isinstance(made, dict):
+        return known(made)
+    if not isinstance(made, list | tuple):
         return made
-    optimizers, schedulers = made
-    is_pair = optimizers and all(isinstance(each, Optimizer) for each in optimizers)
-    return (optimizers, [schedulers]) if is_pair and not isinstance(schedulers, list | tuple) else made
+    if len(made) == 2 and isinstance(made[0], list) and all(isinstance(each, Optimizer) for each in made[0]):
+        optimizers, schedulers = made
+        listed = schedulers if isinstance(schedulers, list | tuple) else [schedulers]
+        return optimizers, [known({"lr_scheduler": each})["lr_scheduler"] for each in listed]
+    return [known(each) if isinstance(each, dict) else each for each in made]
+
+
+def _known(made: dict[str, Any], *, of_schedulers: bool) -> dict[str, Any]:
+    """The keys of an optimizer's dict that mean something, and of its scheduler's."""
+    found = _warned(made, _KEYS, "Found unsupported keys in the optimizer configuration: {}")
+    if of_schedulers and isinstance(scheduler := found.get("lr_scheduler"), dict):
+        hint = " HINT: remove them from the output of `configure_optimizers`."
+        said = f"Found unsupported keys in the lr scheduler dict: {{}}.{hint}"
+        found["lr_scheduler"] = _warned(scheduler, _KEYS_OF_SCHEDULERS, said)
+    return found
+
+
+def _warned(made: dict[str, Any], known: Collection[str], said: str) -> dict[str, Any]:
+    if unknown := [key for key in made if key not in known]:
+        rank_zero_warn(said.format(f"{{{', '.join(map(repr, unknown))}}}"), category=RuntimeWarning)
+    return {key: value for key, value in made.items() if key in known}

@@ -157,8 +157,7 @@ class Trainer(TrainerAttributes):
             self.options = dataclasses.replace(self.options, reload_dataloaders_every_n_epochs=0)
         self.strategy.optimizers, self.strategy.lr_schedulers = [], []  # those of a fit before
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
-        if (finished := self.run.finished_fit) is not None:  # which programs look at
-            self.strategy.optimizers, self.strategy.lr_schedulers = finished.optimizers, finished.lr_schedulers
+        self._keep(self.run.finished_fit)
 
     def validate(  # type: ignore[override]  # Lightning's order
         self,
@@ -171,7 +170,10 @@ class Trainer(TrainerAttributes):
     ) -> list[dict[str, float]]:
         """Run `validation_step`; see `core.Trainer.validate`. Without a model, with the best weights of `fit`."""
         self.loaders_of: dict[str, set[int | None]] = {}
-        return self._by_loader(super().validate(model, dataloaders, datamodule, self._best(model, ckpt_path), verbose))
+        finished = self.run.finished_fit
+        results = super().validate(model, dataloaders, datamodule, self._best(model, ckpt_path), verbose)
+        self._keep(finished)
+        return self._by_loader(results)
 
     def test(  # type: ignore[override]  # Lightning's order
         self,
@@ -184,7 +186,10 @@ class Trainer(TrainerAttributes):
     ) -> list[dict[str, float]]:
         """Run `test_step`; see `core.Trainer.test`. Without a model, with the best weights of `fit`."""
         self.loaders_of = {}
-        return self._by_loader(super().test(model, dataloaders, datamodule, self._best(model, ckpt_path), verbose))
+        finished = self.run.finished_fit
+        results = super().test(model, dataloaders, datamodule, self._best(model, ckpt_path), verbose)
+        self._keep(finished)
+        return self._by_loader(results)
 
     def predict(
         self,
@@ -196,7 +201,10 @@ class Trainer(TrainerAttributes):
         weights_only: bool | None = None,
     ) -> list[Any] | None:
         """Run `predict_step`; see `core.Trainer.predict`. Without a model, with the best weights of `fit`."""
-        return super().predict(model, dataloaders, datamodule, return_predictions, self._best(model, ckpt_path))
+        finished = self.run.finished_fit
+        found = super().predict(model, dataloaders, datamodule, return_predictions, self._best(model, ckpt_path))
+        self._keep(finished)
+        return found
 
     def save_checkpoint(
         self, filepath: PathLike, weights_only: bool | None = None, storage_options: Any = None
@@ -218,6 +226,12 @@ class Trainer(TrainerAttributes):
             return {}
         divided = loss / step.num_accumulated if step is not None else loss
         return {"loss": divided, **{name: value for name, value in found.items() if name != "loss"}}
+
+    def _keep(self, finished: Any) -> None:
+        """Keep the optimizers of the last fit, which programs look at and save, until the next one."""
+        if finished is not None:
+            self.run.finished_fit = finished
+            self.strategy.optimizers, self.strategy.lr_schedulers = finished.optimizers, finished.lr_schedulers
 
     def _by_loader(self, results: list[dict[str, float]]) -> list[dict[str, float]]:
         """A dict a loader; a name without an index is in those of the loaders that have logged it."""

@@ -975,6 +975,42 @@ def after_two_fits():
 
 
 @feature
+def after_fit_and_evaluation():
+    trainer = fit(net := scheduled(lambda o: StepLR(o, 1, 0.5)))
+    found = []
+    for evaluate in (trainer.validate, trainer.test, trainer.predict):
+        with quiet():
+            evaluate(net, load())
+        found += [net.optimizers().param_groups[0]["lr"], net.lr_schedulers().last_epoch, len(trainer.optimizers)]
+    trainer.save_checkpoint("evaluated.ckpt")
+    again = fit(net, max_epochs=3, ckpt_path="evaluated.ckpt")
+    return found, again.global_step, again.optimizers[0].param_groups[0]["lr"]
+
+
+@feature
+def unknown_keys_of_dicts():
+    def form(make):
+        class Formed(Plain):
+            def configure_optimizers(self):
+                optimizer = torch.optim.SGD(self.parameters(), 1.0)
+                return make(optimizer, StepLR(optimizer, 1, 0.5))
+
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            trainer = fit(Formed())
+        texts = sorted(f"{each.category.__name__}: {each.message}" for each in said if "keys" in str(each.message))
+        return trainer.optimizers[0].param_groups[0]["lr"], texts
+
+    forms = (
+        lambda o, s: ([o], {"scheduler": s, "gamma": 0.5}),
+        lambda o, s: ([o], [{"scheduler": s, "interval": "step", "gamma": 0.5}]),
+        lambda o, s: {"optimizer": o, "lr_scheduler": {"scheduler": s, "gamma": 0.5}, "frequency": 2},
+        lambda o, s: [{"optimizer": o, "lr_scheduler_config": s}],
+    )
+    return [form(each) for each in forms]
+
+
+@feature
 def outputs_of_training_steps():
     found = []
 

@@ -1,4 +1,4 @@
-"""Skips the updates that bad batches would make, or goes back to before them."""
+"""Names bad batches, skips the updates that they would make, or goes back to before them."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ _REFUSED = {
 }
 
 
+_MOST_NAMED = 100
+"""Updates out of range that are named."""
+
+
 class SpikeError(CoreError, ArithmeticError):
     """More updates would be skipped than a `SpikeGuard` allows.
 
@@ -48,24 +52,29 @@ class SpikeError(CoreError, ArithmeticError):
 
 
 class SpikeGuard(Callback):
-    """Skips the update where the loss or the gradient's norm isn't finite, or is far out of its recent range.
+    """Skips an update where the loss or the gradient's norm isn't finite, and names one that is far out of its range.
+
+    A value that isn't finite would spoil all weights. One that is out of range may be right: a hard sample, or a new
+    source of data. It is named and counted in `spike_guard/out_of_range`, and its update is made. With
+    `on_spike="skip"` such updates are skipped too.
 
     Judged at the end of each accumulation window, before clipping, from the values of all ranks, so that all skip or
     none. A skipped update reaches no optimizer and isn't counted: `global_step` and schedulers stay. Buffers and
     random state are put back, so that the run goes on as if it had not seen the window's batches. What they logged
     stays logged. Each is counted in `spike_guard/skipped`.
 
-    With `on_spike="go_back"` the run goes back to a state of a `MemoryCheckpoint` from before the last `undo` updates,
-    whose batches are left out from then on, with those of the spike. The batches before them are trained again, to the
-    same weights. So the run equals one that never saw what is left out. Where no such state is kept, as in the first
-    steps, the update is skipped. That is counted in `spike_guard/returns`.
+    With `on_spike="go_back"` the run goes back, from either, to a state of a `MemoryCheckpoint` from before the last
+    `undo` updates, whose batches are left out from then on, with those of the spike. The batches before them are
+    trained again, to the same weights. So the run equals one that never saw what is left out. Where no such state is
+    kept, as in the first steps, the update is skipped. Returns are counted in `spike_guard/returns`.
 
     A value is out of range by its distance from the median of the last ones in units of their deviation, the scaled
     median absolute deviation, or a tenth of the median where that is more. Of the losses of ranks the highest is
     compared with the highest ones before, and the lowest with the lowest. Values of skipped windows don't count.
 
     Attributes:
-        num_skipped: updates that were judged bad, over all restarts.
+        num_out_of_range: updates that were made with a value out of range, over all restarts.
+        num_skipped: updates that were judged bad, likewise.
         num_returns: those of them from which the run went back.
     """
 
@@ -85,7 +94,7 @@ class SpikeGuard(Callback):
         least: int = 16,
         max_in_a_row: int = 3,
         max_skipped: int = 100,
-        on_spike: Literal["skip", "go_back"] = "skip",
+        on_spike: Literal["warn", "skip", "go_back"] = "warn",
         undo: int = 1,
     ) -> None:
         """Create the callback.
@@ -97,7 +106,8 @@ class SpikeGuard(Callback):
             least: updates that are made before any value is out of range.
             max_in_a_row: bad updates one after the other; one more ends the run.
             max_skipped: bad updates in all; one more ends the run.
-            on_spike: skip the update, or go back to a state that a `MemoryCheckpoint` keeps.
+            on_spike: of a value out of range, name it and make the update; skip the update; or go back to a state that
+                a `MemoryCheckpoint` keeps. A value that isn't finite is always skipped, or gone back from.
             undo: good updates before the bad one that are undone where the run goes back, since they may have led to
                 it. Their batches are left out too.
 
@@ -113,13 +123,15 @@ class SpikeGuard(Callback):
                 f"SpikeGuard(window={window!r}, least={least!r}, max_in_a_row={max_in_a_row!r}, "
                 f"max_skipped={max_skipped!r}): expected numbers of at least 1, and least up to window."
             )
-        if on_spike not in ("skip", "go_back") or undo < 0:
+        if on_spike not in ("warn", "skip", "go_back") or undo < 0:
             raise ConfigurationError(
-                f"SpikeGuard(on_spike={on_spike!r}, undo={undo!r}): expected 'skip' or 'go_back', and 0 or more."
+                f"SpikeGuard(on_spike={on_spike!r}, undo={undo!r}): expected 'warn', 'skip' or 'go_back', and 0 or "
+                "more."
             )
         self.max_in_a_row, self.max_skipped = max_in_a_row, max_skipped
         self.on_spike, self.undo = on_spike, undo
-        self.num_skipped = self.num_returns = self._num_in_a_row = self._num_ranks = self._seen_to = 0
+        self.num_out_of_range = self.num_skipped = self.num_returns = 0
+        self._num_in_a_row = self._num_ranks = self._seen_to = 0
         self._batches = LeftOutBatches(undo, max_in_a_row)
         self._ranges = {
             "highest loss": RecentRange(window, least, above, None),
@@ -132,6 +144,7 @@ class SpikeGuard(Callback):
         """The recent values, the counts, and the batches that are left out."""
         return {
             "values": {name: list(each.values) for name, each in self._ranges.items()},
+            "num_out_of_range": self.num_out_of_range,
             "num_skipped": self.num_skipped,
             "num_in_a_row": self._num_in_a_row,
             "num_returns": self.num_returns,
@@ -143,7 +156,7 @@ class SpikeGuard(Callback):
         """Go on with these. Where this callback went back, its counts go on."""
         if self._returns_to is None:
             self.num_skipped, self._num_in_a_row = state["num_skipped"], state["num_in_a_row"]
-            self.num_returns = state.get("num_returns", 0)
+            self.num_out_of_range, self.num_returns = state.get("num_out_of_range", 0), state.get("num_returns", 0)
         if state.get("num_ranks") == self._num_ranks:  # else a batch of this number has other samples
             self._batches.left_out.update((epoch, batch) for epoch, batch in state["left_out"])
         for name, values in state["values"].items():
@@ -228,12 +241,14 @@ class SpikeGuard(Callback):
         if self._skips is None and self._batches.has_left_out:
             self._skips = True
         elif self._skips is None:
-            reason = self._judge(trainer.strategy)
-            self._skips = bool(reason)
-            if reason:
+            reason, self._skips = self._judge(trainer.strategy)
+            if self._skips:
                 self._num_in_a_row += 1
                 self._count(reason, trainer)
-            elif trainer.global_step >= self._seen_to:  # else it was judged before the run went back
+                return
+            if reason:
+                self._name(reason, trainer)
+            if trainer.global_step >= self._seen_to:  # else it was judged before the run went back
                 self._num_in_a_row = 0
 
     def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -294,8 +309,8 @@ class SpikeGuard(Callback):
 
         step.compute_loss, step.step_optimizer = compute, update
 
-    def _judge(self, strategy: Strategy) -> str:
-        """All ranks. Why the update is to be skipped; empty if it isn't, and then the values are noted."""
+    def _judge(self, strategy: Strategy) -> tuple[str, bool]:
+        """All ranks. Return what is wrong, or nothing; and whether the update is skipped. If not, the values count."""
         device = strategy.root_device
         losses = [loss.reshape(()).to(device, torch.float32) for loss in self._losses]
         loss = torch.stack(losses).mean() if losses else torch.zeros((), device=device)
@@ -306,23 +321,37 @@ class SpikeGuard(Callback):
         norm = join_norms([(values[2], values[3]) for values in ranks])
         return self._find_spike(seen, norm)
 
-    def _find_spike(self, losses: dict[int, float], norm: float) -> str:
+    def _find_spike(self, losses: dict[int, float], norm: float) -> tuple[str, bool]:
         if wrong := {rank: loss for rank, loss in losses.items() if not math.isfinite(loss)}:
-            return f"the loss of {', '.join(f'rank {rank} is {loss}' for rank, loss in wrong.items())}"
+            return f"the loss of {', '.join(f'rank {rank} is {loss}' for rank, loss in wrong.items())}", True
         if not math.isfinite(norm):
-            return f"the gradient's norm is {norm}"
+            return f"the gradient's norm is {norm}", True
         values = {"gradient's norm": (norm, "")}
         if losses:
             highest, lowest = max(losses, key=losses.__getitem__), min(losses, key=losses.__getitem__)
             values["highest loss"] = losses[highest], f", that of rank {highest},"
             values["lowest loss"] = losses[lowest], f", that of rank {lowest},"
+        spikes = []
         for name, (value, whose) in values.items():
             lower, upper = self._ranges[name].bounds()
             if not lower <= value <= upper:
-                return f"the {name}{whose} is {value:.6g}, out of its recent range from {lower:.6g} to {upper:.6g}"
-        for name, (value, _) in values.items():
+                said = f"the {name}{whose} is {value:.6g}, out of its recent range from {lower:.6g} to {upper:.6g}"
+                spikes.append(said)
+        is_skipped = bool(spikes) and self.on_spike != "warn"
+        for name, (value, _) in values.items() if not is_skipped else ():
             self._ranges[name].values.append(value)
-        return ""
+        return (spikes[0] if spikes else ""), is_skipped
+
+    def _name(self, reason: str, trainer: Trainer) -> None:
+        """All ranks. Count an update that is made though a value is out of range, and say so of the first ones."""
+        self.num_out_of_range += 1
+        self._log(trainer)
+        if trainer.is_global_zero and self.num_out_of_range <= _MOST_NAMED:
+            last = " No more are named, and all are counted." if self.num_out_of_range == _MOST_NAMED else ""
+            warn_caller(
+                f"SpikeGuard names {_where(trainer)}: {reason}. Its update is made; on_spike='skip' "
+                f"leaves such out.{last}"
+            )
 
     def _count(self, reason: str, trainer: Trainer) -> None:
         """All ranks. Count a bad update, and decide what to do about it."""
@@ -333,9 +362,8 @@ class SpikeGuard(Callback):
             kept = states_of("SpikeGuard", trainer).kept
             self._returns_to = target if kept and kept[0] <= target else None
             self.num_returns += self._returns_to is not None
-        where = f"batch {trainer.progress.batch} of epoch {trainer.progress.epoch}, after step {step}"
-        trainer.logged.take(self._counts())
-        trainer.log_metrics(self._counts(), step)
+        where = _where(trainer)
+        self._log(trainer)
         if self._num_in_a_row > self.max_in_a_row or self.num_skipped > self.max_skipped:
             raise SpikeError(
                 f"In {where}: {reason}. {self._num_in_a_row} updates in a row were or would be skipped, "
@@ -351,6 +379,14 @@ class SpikeGuard(Callback):
                 does = f"goes back from {where}, to the newest state up to step {self._returns_to}"
             warn_caller(f"SpikeGuard {does}: {reason}.")
 
+    def _log(self, trainer: Trainer) -> None:
+        trainer.logged.take(self._counts())
+        trainer.log_metrics(self._counts(), trainer.global_step)
+
     def _counts(self) -> dict[str, float]:
-        returns = {"spike_guard/returns": float(self.num_returns)} if self.num_returns else {}
-        return {"spike_guard/skipped": float(self.num_skipped), **returns}
+        counts = {"skipped": self.num_skipped, "out_of_range": self.num_out_of_range, "returns": self.num_returns}
+        return {f"spike_guard/{name}": float(count) for name, count in counts.items() if count}
+
+
+def _where(trainer: Trainer) -> str:
+    return f"batch {trainer.progress.batch} of epoch {trainer.progress.epoch}, after step {trainer.global_step}"

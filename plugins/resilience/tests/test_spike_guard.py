@@ -23,14 +23,14 @@ from core_testing import Backend
 from support.tiny import Tiny, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(
-    r"ignore:\w+ has a validation_step\(\), and no validation loader was given", "ignore:SpikeGuard skips"
+    r"ignore:\w+ has a validation_step\(\), and no validation loader was given", "ignore:SpikeGuard (skips|names)"
 )
 BACKENDS = {
     "single_device": Backend(lambda: "single_device"),
     "ddp": Backend(lambda: "ddp", num_processes=2),
     "fsdp": Backend(lambda: "fsdp", num_processes=2),
 }
-OFF = {"least": 2, "window": 8}
+OFF = {"least": 2, "window": 8, "on_spike": "skip"}
 
 
 class Net(Module):
@@ -171,6 +171,7 @@ def fit_losses(tmp_path, rows, guard, module=None, **options):
     return trainer
 
 
+NAN = [float("nan"), 1.0]
 USUAL = [[1.0, 1.0], [1.2, 1.1], [0.9, 0.9], [1.1, 1.0]]
 
 
@@ -189,7 +190,7 @@ USUAL = [[1.0, 1.0], [1.2, 1.1], [0.9, 0.9], [1.1, 1.0]]
     ],
 )
 def test_what_is_far_out_of_its_range_is_skipped(tmp_path, row, options, reason):
-    guard = SpikeGuard(least=4, **options)
+    guard = SpikeGuard(least=4, on_spike="skip", **options)
     with pytest.warns(
         UserWarning, match=rf"^SpikeGuard skips the update of batch 4 of epoch 0, after step 4: ({reason})"
     ):
@@ -212,6 +213,87 @@ def test_what_is_within_its_range_is_not(tmp_path, rows, options):
     assert fit_losses(tmp_path, rows, guard).global_step == len(rows)
 
 
+def test_what_is_out_of_range_is_named_and_counted_and_made(tmp_path):
+    guard, logger = SpikeGuard(least=4), CSVLogger(tmp_path)
+    with pytest.warns(
+        UserWarning,
+        match=r"^SpikeGuard names batch 4 of epoch 0, after step 4: the highest loss, that of rank 0, "
+        r"is 9, out of its recent range from -inf to \d.*\. Its update is made; on_spike='skip' leaves such out\.$",
+    ):
+        trainer = fit_losses(tmp_path, [*USUAL, [9.0, 1.0], [1.0, 1.0]], guard, logger=logger)
+    assert (trainer.global_step, guard.num_out_of_range, guard.num_skipped) == (6, 1, 0)
+    assert trainer.callback_metrics["spike_guard/out_of_range"] == 1
+    again = SpikeGuard()
+    again.load_state_dict(guard.state_dict())
+    assert again.num_out_of_range == 1
+
+
+SOUND = {
+    "hard samples": [50.0 if number % 3 == 2 else 1.0 for number in range(400)],
+    "sorted by class": [*[0.01] * 100, *[9.0] * 100, *[0.1] * 100],
+    "heavy tails": (3 * torch.randn(300, generator=torch.Generator().manual_seed(0))).exp().tolist(),
+}
+
+
+@pytest.mark.parametrize("losses", SOUND.values(), ids=SOUND)
+def test_a_sound_run_of_batches_of_one_is_that_without_a_guard(tmp_path, recwarn, losses):
+    guard, rows = SpikeGuard(), [[loss, 1.0] for loss in losses]
+    weights = []
+    for callback in (guard, Callback()):
+        torch.manual_seed(0)
+        trainer = fit_losses(tmp_path, rows, callback, module=(module := Losses()))
+        assert trainer.global_step == len(rows)
+        weights.append(module.layer.weight)
+    assert torch.equal(*weights)
+    named = [each for each in recwarn if str(each.message).startswith("SpikeGuard names")]
+    assert len(named) == min(guard.num_out_of_range, 100) > 0
+    assert guard.num_skipped == 0
+
+
+class Fitted(Module):
+    """A line through points with noise, which is fitted after 100 steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2, bias=False)
+        nn.init.eye_(self.layer.weight)
+
+    def training_step(self, batch):
+        return (self.layer(batch) - batch[:, :2] - 0.1 * batch[:, 2:].flip(1).sin()).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
+def flip_exponent(weight, optimizer):
+    weight.view(torch.int32)[0, 0] ^= 1 << 26
+
+
+def lose_moments(weight, optimizer):
+    optimizer.state[weight]["exp_avg_sq"].zero_()
+
+
+class Break(Callback):
+    def __init__(self, what):
+        self.what = what
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx == 99:
+            with torch.no_grad():
+                self.what(module.layer.weight, trainer.optimizers[0])
+
+
+@pytest.mark.parametrize("what", [flip_exponent, lose_moments, None])
+def test_what_breaks_a_run_is_found(tmp_path, what):
+    guard, data = SpikeGuard(), torch.randn(110, 16, 4, generator=torch.Generator().manual_seed(1))
+    data[100] *= 1.0 if what else 10.0  # a scaled batch
+    callbacks = [guard, *([Break(what)] if what else [])]
+    trainer = make_trainer(tmp_path, *callbacks, max_epochs=1, enable_checkpointing=False)
+    with pytest.warns(UserWarning, match=r"^SpikeGuard names batch 10\d of epoch 0") as found:
+        trainer.fit(Fitted(), DataLoader(data.flatten(0, 1), batch_size=16))
+    assert all("batch 10" in str(each.message) for each in found), "nothing before"
+
+
 def test_skipped_values_dont_move_the_range():
     recent = RecentRange(size=4, least=2, above=10.0, below=1.0)
     recent.values.extend([5.0, 1.0, 2.0, 3.0, 4.0])
@@ -219,7 +301,10 @@ def test_skipped_values_dont_move_the_range():
 
 
 def fit_bad_loss(rank):
-    guard, rows = SpikeGuard(least=4), [*USUAL, *USUAL, [1.0, 1.0], [9.0, 1.0]]  # two of each in a step
+    guard, rows = (
+        SpikeGuard(least=4, on_spike="skip"),
+        [*USUAL, *USUAL, [1.0, 1.0], [9.0, 1.0]],
+    )  # two of each in a step
     rank.trainer(max_epochs=1, callbacks=guard).fit(Losses(), DataLoader(torch.tensor(rows)))
     return guard.num_skipped
 
@@ -238,9 +323,6 @@ def test_a_rank_without_samples_has_no_loss():
     for values in BACKENDS["ddp"].run(fit_uneven):
         assert values["highest loss"] == [6.0, 7.0]
         assert values["lowest loss"] == [5.0, 7.0]
-
-
-NAN = [float("nan"), 1.0]
 
 
 def test_too_many_in_a_row_end_the_run(tmp_path):

@@ -249,5 +249,5 @@ def test_what_cant_go_back_says_so(tmp_path):
 
 @pytest.mark.parametrize("options", [{"on_spike": "stop"}, {"undo": -1}])
 def test_wrong_arguments_are_refused(options):
-    with pytest.raises(ConfigurationError, match="expected 'skip' or 'go_back', and 0 or more"):
+    with pytest.raises(ConfigurationError, match="expected 'warn', 'skip' or 'go_back', and 0 or more"):
         SpikeGuard(**options)

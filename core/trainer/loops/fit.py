@@ -125,7 +125,10 @@ class FitLoop:
         unpack = self._unpack_stepped if has_stepped else self._unpack
 
         def compute_loss(batch: object, batch_idx: int) -> Tensor | None:
+            begun = self.progress.global_step
             output = call(batch, batch_idx)
+            if not manual and self.progress.global_step != begun:
+                raise ModuleError("training_step steps an optimizer, and so does the loop. Leave out the call.")
             if type(output) is Tensor and output.requires_grad and not output.ndim and not has_stepped:
                 self.outputs = output
                 return output

@@ -184,6 +184,16 @@ def test_a_loss_without_a_graph():
         fit(Detached())
 
 
+def test_a_step_of_the_modules_own_in_automatic_optimization():
+    class Steps(Net):
+        def training_step(self, batch, batch_idx):
+            self.optimizers().step()
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(ModuleError, match=r"training_step steps an optimizer, and so does the loop"):
+        fit(Steps())
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 def test_a_loss_of_one_element(shape):
     class Shaped(Net):

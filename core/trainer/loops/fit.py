@@ -128,7 +128,11 @@ class FitLoop:
             begun = self.progress.global_step
             output = call(batch, batch_idx)
             if not manual and self.progress.global_step != begun:
-                raise ModuleError("training_step steps an optimizer, and so does the loop. Leave out the call.")
+                raise ModuleError(
+                    "training_step steps an optimizer, and so does the loop, for the loss that it returns. Leave out "
+                    "backward(), step() and zero_grad(); or set self.automatic_optimization = False, and call "
+                    "self.manual_backward(loss) before them."
+                )
             if type(output) is Tensor and output.requires_grad and not output.ndim and not has_stepped:
                 self.outputs = output
                 return output

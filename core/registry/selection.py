@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from core.contract.errors import ConfigurationError
 from core.contract.spec import Spec, normalize_alias
 from core.registry.builtins import CORE
-from core.registry.names import IN_PROCESS, fit_distribution, normalize_distribution, split_name, unfit_alias
+from core.registry.names import normalize_distribution, split_name
 from core.text.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -35,12 +34,8 @@ class Selection(NamedTuple):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Selection:
-        """Read both variables.
-
-        Raises:
-            ConfigurationError: one has something in it that is no name, and so would let in or keep out nothing.
-        """
-        return cls(_names(ALLOW, environ[ALLOW]) if ALLOW in environ else None, _names(BLOCK, environ.get(BLOCK, "")))
+        """Read both variables."""
+        return cls(_names(environ[ALLOW]) if ALLOW in environ else None, _names(environ.get(BLOCK, "")))
 
     def refusal(self, spec: Spec, *, installed: bool = True) -> str:
         """The reason why `spec` is kept out; empty if it isn't.
@@ -74,22 +69,8 @@ def matches(name: str, spec: Spec) -> bool:
     return spec.provider in (name, normalize_distribution(name)) or normalize_alias(name) == spec.alias
 
 
-def _names(variable: str, text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(filter(None, re.split(r"[,;\s]+", text))))
-    for name in names:
-        if not _is_name(name):
-            raise ConfigurationError(
-                f"{variable} is {text!r}, and {name!r} in it can't be a name. Expected distributions (core-acme), "
-                "aliases (acme) or both (core-acme:acme), with commas, semicolons or blanks between."
-            )
-    return names
-
-
-def _is_name(text: str) -> bool:
-    provider, colon, alias = text.partition(":")
-    if not colon:
-        return provider == IN_PROCESS or not unfit_alias(provider)
-    return (provider == IN_PROCESS or fit_distribution(provider)) and not unfit_alias(alias)
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, re.split(r"[,;\s]+", text))))
 
 
 def _near(name: str, specs: tuple[Spec, ...]) -> str:

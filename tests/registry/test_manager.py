@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from core.contract.errors import BlockedPluginError, ConfigurationError, PluginLoadError
+from core.contract.errors import BlockedPluginError, PluginLoadError
 from core.contract.hookspecs import hookimpl
 from core.contract.spec import Spec
 from core.registry import HOOKS, PRELUDES, Registry, load_hooks, load_prelude
@@ -88,18 +88,6 @@ def test_a_name_that_matches_nothing_warns(acme, manager, monkeypatch, variable)
     assert str(warning.message) == (
         f"{variable} names 'core-acne', which is neither an installed plugin nor an alias of one. "
         "Did you mean 'core-acme'?"
-    )
-
-
-@pytest.mark.parametrize("variable", ["CORE_PLUGINS", "CORE_DISABLE_PLUGINS"])
-@pytest.mark.parametrize("name", ["core-acme|bolt", "'core-acme'", "core-acme\u3001bolt", "core-acme:", "a:b:c"])
-def test_what_can_be_no_name_is_an_error(acme, manager, monkeypatch, variable, name):
-    monkeypatch.setenv(variable, f"bolt; {name}")
-    with pytest.raises(ConfigurationError) as raised:
-        manager()
-    assert str(raised.value) == (
-        f"{variable} is {f'bolt; {name}'!r}, and {name!r} in it can't be a name. Expected distributions (core-acme), "
-        "aliases (acme) or both (core-acme:acme), with commas, semicolons or blanks between."
     )
 
 

@@ -31,6 +31,7 @@ OTHER_NAMES: MappingProxyType[tuple[str, str], tuple[str, tuple[str, ...]]] = Ma
             "Write 'fsdp', which is torch's own, or 'fsdp_fairscale' for FairScale's, which that name meant.",
             ("fsdp", "fsdp_fairscale"),
         ),
+        ("strategy", "fsdp2"): ("Write 'fsdp': it is torch's own, which is FSDP2.", ("fsdp",)),
         ("strategy", "ddp_cpu"): ("Write strategy='ddp' and accelerator='cpu'.", ("ddp",)),
         ("strategy", "hpu_ddp"): ("Write 'hpu_parallel'.", ("hpu_parallel",)),
         ("strategy", "hpu_fsdp"): (

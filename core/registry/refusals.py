@@ -195,8 +195,21 @@ def _install_for(kind: str, aliases: Sequence[str], manager: PluginManager) -> I
 
 
 def _near(kind: str, alias: str, manager: PluginManager) -> list[str]:
-    candidates = {*known_aliases(kind)} | {offer.spec.alias for offer in manager.offers(kind)}
-    return near_names(alias, candidates - {alias})
+    """The aliases that may be meant: that of the class that is named, or else those that look like it."""
+    known = (item for kinds in known_plugins().values() for item in kinds.get(kind, {}).items())
+    targets = {**dict(known), **{offer.spec.alias: offer.spec.target for offer in manager.offers(kind)}}
+    targets.pop(alias, None)
+    forms = {one: (one, target.rpartition(":")[2], one.partition("_")[2]) for one, target in targets.items()}
+    for index in range(3):  # another spelling, the name of the class, the alias without its first word
+        if meant := [one for one, each in forms.items() if _bare(each[index], kind) == _bare(alias, kind)]:
+            return meant
+    return near_names(alias, targets)
+
+
+def _bare(name: str, kind: str) -> str:
+    """A name as aliases and classes may have it in common: `"ddp"` for `"DDPStrategy"`, `"stage3"` for `"zero_3"`."""
+    folded = name.casefold().replace("zero_stage", "stage").replace("zero", "stage")
+    return folded.replace("_", "").removesuffix(kind.replace(" ", ""))
 
 
 def _did_you_mean(kind: str, near: Sequence[str], manager: PluginManager) -> Iterable[str]:

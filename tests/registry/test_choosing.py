@@ -191,6 +191,7 @@ def test_a_misspelt_well_known_alias_says_what_to_install(registry):
         ("strategy", "fsdp_native", "Write 'fsdp': it is torch's own FSDP. core-fsdp is not installed"),
         ("strategy", "fsdp_native_full_shard_offload", "Write 'fsdp_cpu_offload': it is torch's own FSDP, with"),
         ("strategy", "ddp_fully_sharded", "Write 'fsdp', which is torch's own, or 'fsdp_fairscale' for FairScale's"),
+        ("strategy", "fsdp2", "Write 'fsdp': it is torch's own, which is FSDP2. core-fsdp is not installed"),
         ("strategy", "ddp_cpu", "Write strategy='ddp' and accelerator='cpu'. core-ddp is not installed"),
         (
             "strategy",
@@ -217,6 +218,28 @@ def test_a_name_of_another_library_says_what_to_write(registry, kind, name, mess
         registry(kind).get(name)
     assert message in str(raised.value)
     assert "Did you mean" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [
+        ("strategy", "DDPStrategy", ("ddp",)),
+        ("strategy", "FSDPStrategy", ("fsdp",)),
+        ("strategy", "MeshParallelStrategy", ("parallel",)),  # whose name has little of its alias
+        ("strategy", "ddp_strategy", ("ddp",)),
+        ("strategy", "SingleDeviceStrategy", ("single_device",)),
+        ("strategy", "zero_stage_2", ("deepspeed_stage_2",)),
+        ("strategy", "ZeRO-3", ("deepspeed_stage_3",)),
+        ("strategy", "deepspeed_zero3", ("deepspeed_stage_3",)),
+        ("strategy", "zero2-offload", ("deepspeed_stage_2_offload",)),
+        ("accelerator", "CUDAAccelerator", ("cuda",)),
+        ("logger", "CSVLogger", ("csv",)),
+    ],
+)
+def test_the_name_of_a_class_and_another_spelling_mean_an_alias(registry, kind, name, meant):
+    with pytest.raises(UnknownAliasError, match=f"Did you mean '{meant[0]}'") as raised:
+        registry(kind).get(name)
+    assert raised.value.near == meant
 
 
 def test_a_near_precision_is_written_as_users_write_it(registry):

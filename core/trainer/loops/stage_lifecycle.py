@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import collect_random_state, restore_random_state
-from core.contract import HangError, ModuleError
+from core.contract import HangError
 from core.trainer.hooks.events import Events
 from core.trainer.hooks.state_keeper import GoBack
 from core.trainer.logging import rank_loggers
@@ -77,7 +77,7 @@ def _run(run: Run, crosses_processes: bool) -> Any:
         return result
     except BaseException as raised:
         _return_to_step(run)
-        error = explain(run.signals.explain(_explain_inference(raised)))
+        error = explain(run.signals.explain(_explain_torch(run, raised)))
         try:
             requeue.requeue_after(run, error)
             if (on_exception := getattr(strategy, "on_exception", None)) is not None:
@@ -94,15 +94,12 @@ def _run(run: Run, crosses_processes: bool) -> Any:
         _end(run)
 
 
-def _explain_inference(error: BaseException) -> BaseException:
-    """An error of ours where training uses what an evaluation before `fit` has made."""
-    if not isinstance(error, RuntimeError) or "inference tensor" not in str(error).lower():
+def _explain_torch(run: Run, error: BaseException) -> BaseException:
+    if not isinstance(error, RuntimeError):
         return error
-    return ModuleError(
-        "The module keeps a tensor that it has made under torch.inference_mode, such as a table that its first forward "
-        f"computes, and training can't use it ({error}). "
-        "Pass inference_mode=False to the Trainer that evaluates before."
-    )
+    from core.trainer.loops.torch_errors import explain_torch  # most runs have none
+
+    return explain_torch(error, run.module, trains=run.trains)
 
 
 def _attach(run: Run) -> None:

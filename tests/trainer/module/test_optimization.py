@@ -578,6 +578,33 @@ def test_optimizers_that_step_in_backward():
     assert torch.equal(got, weights_of(Reference())[0])
 
 
+class BackwardTwice(Net):
+    """`way` names where the graph is used up before the loop's backward, or after it."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.state = way, 0.0
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx) + self.state
+        if self.way == "training_step":
+            loss.backward()
+        elif self.way == "earlier batch":
+            self.state = loss
+        return loss
+
+    def on_before_backward(self, loss):
+        if self.way == "hook":
+            loss.backward()
+
+
+@pytest.mark.parametrize("way", ["training_step", "hook", "earlier batch"])
+def test_a_second_backward_says_which_of_two_ways_to_write(way):
+    ways = "leave it out, and step.. and zero_grad..; or set self.automatic_optimization = False"
+    with pytest.raises(ModuleError, match=rf"loss that BackwardTwice.training_step .* {ways}"):
+        fit(BackwardTwice(way))
+
+
 # manual optimization ------------------------------------------------------------------------------------------------
 
 

@@ -59,12 +59,12 @@ class HasHyperparameters:
         """Keep the arguments of the calling `__init__` in `self.hparams` and checkpoints, and give them to the loggers.
 
         Arguments of the `__init__` of subclasses, which call this one, are kept as well. They are kept with the values
-        that they have now.
+        that they have now: copies, except for what a checkpoint can't hold.
 
         Args:
             names: of the arguments to keep; or one dict, Namespace or dataclass instance of hyperparameters. By default
                 all arguments.
-            ignore: names to leave out, such as modules that were passed in.
+            ignore: names to leave out, such as modules that were passed in; also from what a base class saves.
             frame: of the `__init__`; None is the caller's.
             logger: give them to the loggers.
 
@@ -78,8 +78,14 @@ class HasHyperparameters:
             self.__dict__["_hparams_argument"] = _name_of(names[0], frame)
         else:
             values = _select(_collect(self, frame), names)
-        left_out = {ignore} if isinstance(ignore, str) else set(ignore or ())
-        values = {name: value for name, value in values.items() if name not in left_out}
+        own, *outer = [each.f_code.co_qualname for each in _inits(self, frame)] or [""]
+        ignored = self.__dict__.setdefault("_hparams_ignored", {})
+        ignored[own] = {ignore} if isinstance(ignore, str) else set(ignore or ())
+        left_out = set().union(*(ignored.get(each, ()) for each in (own, *outer)))
+        values = _copied({name: value for name, value in values.items() if name not in left_out})
+        if not any(each in ignored for each in outer):  # what a base class has saved before
+            for name in ignored[own]:
+                self.hparams.pop(name, None)
         self.hparams.update(values)
         self.__dict__["_logs_hparams"] = logger
         self.__dict__["_hparams_initial"] = _copied(self.hparams)
@@ -185,19 +191,25 @@ def _reachable(value: Any) -> object:
     return [_reachable(item) for item in value] if type(value) is list else value
 
 
-def _collect(owner: object, frame: FrameType | None) -> dict[str, object]:
+def _collect(owner: object, frame: FrameType) -> dict[str, object]:
     """Arguments of the `__init__` that called, and of those of subclasses around it."""
-    values: dict[str, Any] | None = None
-    # From the base class's `__init__` outwards: of two arguments of one name, the subclass's counts.
-    while frame is not None and _is_init_of(owner, frame):
-        values = {**(values or {}), **_arguments(frame)}
-        frame = frame.f_back
-    if values is None:
+    inits = _inits(owner, frame)
+    if not inits:
         raise ModuleError(
             f"save_hyperparameters was not called in {type(owner).__name__}.__init__, so that there are no arguments "
             "to keep. Call it there, or pass the hyperparameters: self.save_hyperparameters({'lr': 0.1})."
         )
-    return values
+    # Of two arguments of one name, the subclass's counts.
+    return {name: value for each in inits for name, value in _arguments(each).items()}
+
+
+def _inits(owner: object, frame: FrameType | None) -> list[FrameType]:
+    """The `__init__` that called, and those of subclasses around it."""
+    inits = []
+    while frame is not None and _is_init_of(owner, frame):
+        inits.append(frame)
+        frame = frame.f_back
+    return inits
 
 
 def _is_init_of(owner: object, frame: FrameType) -> bool:

@@ -363,7 +363,7 @@ def test_hyperparameters_of_a_config_library_are_plain(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         net = Configured(cfg, cfg.lrs, plain={"depth": OrderedDict(width=1)})
-        assert net.hparams.cfg is cfg
+        assert (net.hparams.cfg, type(net.hparams.cfg)) == (cfg, type(cfg))
         trainer = make()
         trainer.fit(net, data())
         trainer.save_checkpoint(tmp_path / "x.ckpt")

@@ -109,6 +109,49 @@ def test_subclasses_are_collected_too():
     assert Child(2).hparams == {"width": 8, "lr": 0.5, "name": "net", "betas": (0.9, 0.99), "depth": 2}
 
 
+def test_values_are_kept_as_they_were_when_they_were_saved(tmp_path):
+    class Popping(Net):
+        def __init__(self, options):
+            super().__init__()
+            self.save_hyperparameters()
+            self.kind = options.pop("kind")
+            options["sizes"].append(7)
+
+    train(Popping({"kind": "tanh", "sizes": [1]}), path := tmp_path / "a.ckpt")
+    again = Popping.load_from_checkpoint(path)
+    assert (again.kind, again.hparams) == ("tanh", {"options": {"kind": "tanh", "sizes": [1]}})
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_what_a_subclass_ignores_is_left_out_of_what_its_base_saves(is_first):
+    class Ignoring(Sized):
+        def __init__(self, backbone, width=2):
+            if is_first:
+                self.save_hyperparameters(ignore="backbone")
+            super().__init__(width)
+            if not is_first:
+                self.save_hyperparameters(ignore="backbone")
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The hyperparameter 'backbone'")  # its base class saves it first
+        module = Ignoring(nn.Linear(1, 1))
+    assert module.hparams == {"width": 2, "lr": 0.1, "name": "net", "betas": (0.9, 0.99)}
+    assert "backbone" not in module.hparams_initial
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_what_a_base_ignores_is_kept_of_a_subclass_that_saves_it(is_first):
+    class Named(Required):
+        def __init__(self, head="linear"):
+            if is_first:
+                self.save_hyperparameters()
+            super().__init__(3, nn.Linear(3, 1))
+            if not is_first:
+                self.save_hyperparameters()
+
+    assert Named().hparams == {"head": "linear", "width": 3}
+
+
 @dataclass
 class Config:
     width: int = 2

@@ -121,7 +121,7 @@ class Run:
         began: when the stage was called.
         stop_reason: of whoever asked on this rank, a sentence; empty if it gave none.
         newest_save: the path that a run can go on from, and its optimizer step; None if nothing is saved yet.
-        pending_saves: (path, weights_only) of checkpoints that wait for the end of the accumulation window.
+        pending_saves: (path, weights_only, the user's line) of checkpoints that wait for the end of the window.
         restored_random_state: to put back before the first batch.
         random_state_at_opening: before the training loader was opened, if a resumed run has to open it alike.
         finished_fit: what a later save needs, once `fit` has ended well.
@@ -165,7 +165,7 @@ class Run:
     began: datetime = field(init=False, default_factory=lambda: datetime.now(UTC))
     stop_reason: str = field(init=False, default="")
     newest_save: tuple[PathLike, int] | None = field(init=False, default=None)
-    pending_saves: list[tuple[PathLike, bool]] = field(init=False, default_factory=list)
+    pending_saves: list[tuple[PathLike, bool, str]] = field(init=False, default_factory=list)
     restored_random_state: dict[str, Any] | None = field(init=False, default=None)
     random_state_at_opening: dict[str, object] | None = field(init=False, default=None)
     finished_fit: FinishedFit | None = field(init=False, default=None)

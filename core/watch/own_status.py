@@ -85,7 +85,7 @@ class OwnStatus:
         return replace(
             self.named(state),
             phase=heartbeat.phase,
-            line=sample.line,
+            line=heartbeat.line or sample.line,
             since_s=self.since_s,
             warn_after_s=self._standstill.warn_after_s,
             end_after_s=end_after_s,

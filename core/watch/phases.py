@@ -17,16 +17,24 @@ class Heartbeat:
     Attributes:
         count: goes up whenever the rank makes progress.
         phase: what the rank does: `"set-up"`, `"step"`, `"validation"`, `"checkpoint"`, `"end of epoch"`, ...
+        line: the user's line that asked for this phase; empty where it is on the stack.
     """
 
-    __slots__ = ("count", "phase")
+    __slots__ = ("count", "line", "phase")
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
         """Begin a run."""
-        self.count, self.phase = 0, "set-up"
+        self.count, self.phase, self.line = 0, "set-up", ""
+
+    @staticmethod
+    def callers_line() -> str:
+        """The user's line that has called core; empty if there is none."""
+        from core.watch.thread_sampler import callers_line  # which imports much that few need
+
+        return callers_line()
 
 
 heartbeat = Heartbeat()
@@ -34,16 +42,18 @@ heartbeat = Heartbeat()
 
 
 @contextmanager
-def phase(name: str) -> Iterator[None]:
+def phase(name: str, *, line: str = "") -> Iterator[None]:
     """A context for work other than training steps.
 
     Args:
         name: of the phase, for the verdict.
+        line: the user's line that asked for it, where that has returned since.
     """
-    before, heartbeat.phase = heartbeat.phase, name
+    before = heartbeat.phase, heartbeat.line
+    heartbeat.phase, heartbeat.line = name, line
     heartbeat.count += 1
     try:
         yield
     finally:
-        heartbeat.phase = before
+        heartbeat.phase, heartbeat.line = before
         heartbeat.count += 1

@@ -129,6 +129,13 @@ def _cpu_s(clocks: list[int]) -> float:
     return 0.0
 
 
+def callers_line() -> str:
+    """The user's line that has called core, as a sample shows it; empty if there is none."""
+    frames = _frames(sys._getframe())
+    user = innermost(frames)
+    return _line(frames[user]) if user < len(frames) else ""
+
+
 def _frames(frame: FrameType | None) -> list[FrameType]:
     found = []
     while frame is not None:

@@ -98,6 +98,12 @@ def _on_those_who_all_wait(statuses: Sequence[RankStatus]) -> Verdict | None:
         return None
     if any(each.awaited_ranks for each in statuses):
         return _on_those_awaited(statuses)
+    saving = [each for each in statuses if each.phase == "checkpoint"]
+    if 0 < len(saving) <= len(statuses) / 2:
+        others = _listed_first([[each for each in statuses if each not in saving]])
+        cure = ". All ranks must save and load: don't ask for it under a condition such as is_global_zero"
+        reason = f"in a checkpoint, to which the others don't come: {_listed(saving)}; while {others}{cure}"
+        return Verdict(_ranks(saving), reason)
     ended = [each for each in statuses if each.phase == "end of epoch"]
     if ended and len(ended) < len(statuses):
         cure = ". Give all ranks as many batches, for example by limit_train_batches"

@@ -152,6 +152,25 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
             " the others at a.py:1 in f (gloo:all_reduce [[10]]), phase step, for 40 s (and 1 more there)",
         ),
         ([WAITS, status(1, "waits", phase="end of epoch", line="a.py:1 in f")], (1,), "out of data"),
+        # Under `if trainer.is_global_zero`.
+        *[
+            (
+                [replace(WAITS, phase="checkpoint"), status(1, "waits", phase=other, line="a.py:1 in f")],
+                (0,),
+                "in a checkpoint, to which the others don't come: rank 0 waits for the others at a.py:1 in f (gloo:all_"
+                "reduce [[10]]), phase checkpoint, for 40 s; while rank 1 waits for the others at a.py:1 in f, phase "
+                f"{other}, for 40 s. All ranks must save",
+            )
+            for other in ("end of epoch", "step")
+        ],
+        (
+            [
+                *[status(rank, "waits", phase="checkpoint", collective="gloo:all_gather [[1]]") for rank in (0, 1)],
+                status(2, "waits", line="a.py:9 in g", collective="gloo:barrier []"),
+            ],
+            (2,),
+            "in another collective than the others: rank 2 waits for the others at a.py:9 in g (gloo:barrier [])",
+        ),
     ],
 )
 def test_what_can_not_match_any_more_ends_the_run_at_once(statuses, absent, says):
@@ -207,10 +226,10 @@ def test_the_limits_follow_the_runs_own_phases(monkeypatch):
 
 def test_a_phase_marks_its_beginning_and_its_end():
     heartbeat.begin()
-    with suppress(OSError), phase("checkpoint"):
-        assert (heartbeat.phase, heartbeat.count) == ("checkpoint", 1)
+    with suppress(OSError), phase("checkpoint", line="a.py:1 in f"):
+        assert (heartbeat.phase, heartbeat.line, heartbeat.count) == ("checkpoint", "a.py:1 in f", 1)
         raise OSError("full")
-    assert (heartbeat.phase, heartbeat.count) == ("set-up", 2)
+    assert (heartbeat.phase, heartbeat.line, heartbeat.count) == ("set-up", "", 2)
 
 
 def test_the_state_and_line_of_a_thread_are_seen():

@@ -8,7 +8,7 @@ from core.contract import ConfigurationError
 from core.trainer.settings.warn_at import warn_caller
 from core.trainer.state import snapshot
 from core.trainer.state.finished_fit import still_trains
-from core.watch import phase
+from core.watch import heartbeat, phase
 
 if TYPE_CHECKING:
     from core.contract import PathLike
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 def save_at_step(run: Run, path: PathLike, *, weights_only: bool) -> None:
     """All ranks. Write a checkpoint now, or once the accumulation window has ended."""
     if run.count_unfinished() or run.progress.epoch_is_ending:
-        run.pending_saves.append((path, weights_only))
+        run.pending_saves.append((path, weights_only, heartbeat.callers_line() if run.session.has_peers else ""))
     else:
         _write(run, path, weights_only)
 
 
 def write_pending(run: Run) -> None:
     """All ranks. Write what was asked for within the accumulation window that has just ended."""
-    for path, weights_only in run.pending_saves:
-        _write(run, path, weights_only)
+    for path, weights_only, line in run.pending_saves:
+        _write(run, path, weights_only, line)
     run.pending_saves = []
 
 
-def _write(run: Run, path: PathLike, weights_only: bool) -> None:
-    with phase("checkpoint"), run.profile("save_checkpoint"):
+def _write(run: Run, path: PathLike, weights_only: bool, line: str = "") -> None:
+    with phase("checkpoint", line=line), run.profile("save_checkpoint"):
         snapshot.save(run, path, weights_only=weights_only)
     if not weights_only:
         run.newest_save = path, run.progress.global_step

@@ -8,6 +8,7 @@ from torch import nn
 
 from core.contract import Capability, MakesOptimizers
 from core.session import refuse_half_loaded
+from core.trainer.checks.untrained import warn_of_untrained
 from core.trainer.hooks.events import override_of
 from core.trainer.module.module import require_method
 from core.trainer.module.optimization import check_optimizers, check_schedulers, parse_optimizers
@@ -39,6 +40,8 @@ def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[object]]:
     window, is_global_zero = run.accumulate_grad_batches, strategy.is_global_zero
     check_optimizers(run.module, optimizers, run.options, window=window, is_global_zero=is_global_zero)
     check_schedulers(run.module, strategy, schedulers)
+    if optimizers and is_global_zero and not isinstance(strategy, MakesOptimizers):
+        warn_of_untrained(run.module, optimizers)
     return list(optimizers), list(schedulers)
 
 

@@ -47,10 +47,11 @@ def check_several(module: nn.Module, optimizers: Sequence[Optimizer], evaluating
     if twice := [key for key, parameter in module.named_parameters() if held[id(parameter)] > 1]:
         raise ModuleError(
             f"{name}.configure_optimizers returned {number} optimizers, more than one of which holds "
-            f"{_listed(twice)}: each step would update them as often. Give each parameter to one optimizer. Or: {cure}"
+            f"{listed(twice)}: each step would update them as often. Give each parameter to one optimizer. Or: {cure}"
         )
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence, the first of them if there are many."""
     rest = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -169,11 +169,8 @@ def test_it_stops_where_the_loss_explodes(tmp_path, threshold):
 def test_groups_keep_their_ratio(tmp_path):
     class Grouped(Net):
         def configure_optimizers(self):
-            rates = 0.1, 0.02
-            groups = [
-                {"params": layer.parameters(), "lr": rate} for layer, rate in zip(self.layers[::3], rates, strict=True)
-            ]
-            return torch.optim.SGD(groups)
+            first, second = self.layers[:2].parameters(), self.layers[3].parameters()
+            return torch.optim.SGD([{"params": first, "lr": 0.1}, {"params": second, "lr": 0.02}])
 
         def on_train_batch_end(self, *_):
             first, second = (group["lr"] for group in self.optimizers().param_groups)
@@ -279,7 +276,7 @@ class Manual(Net):
 
 class Pair(Net):
     def configure_optimizers(self):
-        return [torch.optim.SGD(layer.parameters()) for layer in self.layers[::3]]
+        return [torch.optim.SGD(layers.parameters()) for layers in (self.layers[:2], self.layers[3])]
 
 
 class Fixed(Net):

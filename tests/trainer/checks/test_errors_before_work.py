@@ -419,3 +419,90 @@ def test_an_override_of_what_the_strategy_does_itself(limited, capability, name)
     module = type("Own", (Net,), {name: lambda self, *args: None})()
     with pytest.raises(UnsupportedError, match=f"Own overrides {name}, and Limited does that inside its own step"):
         fit(module, strategy="limited")
+
+
+# what nothing trains ------------------------------------------------------------------------------------------------
+
+
+class Holding(Net):
+    """Has what `hold` gives it."""
+
+    def __init__(self, hold, trained=None):
+        super().__init__()
+        hold(self)
+        self.trained = trained or (lambda: self.parameters())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.trained(), lr=0.1)
+
+
+def hidden(place):
+    return lambda module: setattr(module, "blocks", place(nn.Linear(1, 1)))
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        hidden(lambda layer: [layer]),
+        hidden(lambda layer: {"first": (layer,)}),
+        hidden(lambda layer: [[1, "text"], [layer.weight]]),
+        hidden(lambda _: torch.zeros(2, requires_grad=True)),
+    ],
+)
+def test_layers_that_parameters_does_not_find_are_named(hold):
+    with pytest.warns(UserWarning, match=r"Holding will not train 'blocks': .* nn.ModuleList or .*\(False\)") as caught:
+        fit(Holding(hold))
+    assert len(caught) == 1
+
+
+def test_parameters_that_no_optimizer_holds_are_named():
+    module = Holding(lambda module: setattr(module, "head", nn.Linear(1, 1)))
+    module.trained = module.head.parameters
+    with pytest.warns(
+        UserWarning, match=r"not train 'layer.weight', 'layer.bias': no optimizer .* Add it to one. If"
+    ) as caught:
+        fit(module)
+    assert len(caught) == 1
+
+
+def _frozen(module):
+    return module.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        hidden(lambda layer: [_frozen(layer)]),  # a teacher
+        hidden(lambda layer: [layer.eval()]),
+        hidden(lambda layer: [layer(torch.ones(1))]),  # outputs
+        lambda module: setattr(module, "same", [module.layer]),
+        lambda module: setattr(module, "frozen", _frozen(nn.Linear(1, 1))),
+        lambda module: setattr(module, "numbers", [list(range(10**6))] * 2),
+    ],
+)
+def test_what_is_meant_is_not_warned_of(hold):
+    fit(Holding(hold))  # a warning is an error
+
+
+def test_batch_norms_of_what_is_frozen_may_be_added_later():
+    def hold(module):
+        module.backbone = nn.Sequential(_frozen(nn.Linear(4, 4)), nn.BatchNorm1d(4))
+
+    module = Holding(hold)
+    module.trained = module.layer.parameters
+    fit(module)
+
+
+def test_two_optimizers_hold_all_of_it():
+    class Two(Holding):
+        automatic_optimization = False
+
+        def training_step(self, batch):
+            for optimizer in self.optimizers():
+                self.manual_backward(self.layer(batch).mean() + self.other(batch).mean())
+                optimizer.step()
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.layer, self.other)]
+
+    fit(Two(lambda module: setattr(module, "other", nn.Linear(4, 1))))

@@ -1,0 +1,60 @@
+"""A warning of what `fit` won't train: layers that `parameters()` misses, and parameters that no optimizer holds."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from core.trainer.settings.warn_at import warn_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.optim import Optimizer
+
+_CURE = "; layers of a plain list, dict or tuple belong in nn.ModuleList or nn.ModuleDict, which checkpoints save"
+_MOST_ITEMS = 1000
+"""Of a list that are looked at: one may hold a whole data set."""
+
+
+def warn_of_untrained(module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Main process, once there are optimizers. Warn, in one line, of what requires gradients and isn't trained."""
+    held = {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
+    own = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    known = {*held, *map(id, own.values())}
+    hidden = {
+        f"{path}.{name}".lstrip("."): None
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if not name.startswith("_hparams")  # arguments, of which the module may use parts
+        for one in _held_by(value)
+        if one.requires_grad and one.is_leaf and id(one) not in known
+    }
+    if len(own) < len([*module.parameters()]):  # fine-tuning leaves them unfrozen, and may add them later
+        held |= {id(one) for part in module.modules() if isinstance(part, _NormBase) for one in part.parameters()}
+    left_out = [name for name, one in own.items() if id(one) not in held]
+    names = [*hidden, *(left_out if len(left_out) < len(own) else ())]
+    if names:
+        from core.trainer.module.optimizer_errors import listed  # most train all
+
+        warn_at(
+            getattr(type(module), "configure_optimizers", None),
+            f"{type(module).__name__} will not train {listed([*map(repr, names)])}: no optimizer that "
+            f"configure_optimizers returned holds it. Add it to one{_CURE * bool(hidden)}. If that is meant, "
+            "requires_grad_(False) on it says so.",
+        )
+
+
+def _held_by(value: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Tensors of a list, dict or tuple, and parameters of modules in it that are in training mode."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict) and depth:
+        for item in islice(value.values() if isinstance(value, dict) else value, _MOST_ITEMS):
+            if isinstance(item, nn.Module):
+                yield from item.parameters() if item.training else ()
+            else:
+                yield from _held_by(item, depth - 1)

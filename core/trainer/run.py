@@ -124,6 +124,7 @@ class Run:
         pending_saves: (path, weights_only, the user's line) of checkpoints that wait for the end of the window.
         restored_random_state: to put back before the first batch.
         random_state_at_opening: before the training loader was opened, if a resumed run has to open it alike.
+        settings: what the program says of rates, formats and the like; of those that were restored, the checkpoint's.
         finished_fit: what a later save needs, once `fit` has ended well.
         described_frozen: the values that `save_only="trainable"` leaves out, and versions of them; None before a save.
     """
@@ -168,6 +169,7 @@ class Run:
     pending_saves: list[tuple[PathLike, bool, str]] = field(init=False, default_factory=list)
     restored_random_state: dict[str, Any] | None = field(init=False, default=None)
     random_state_at_opening: dict[str, object] | None = field(init=False, default=None)
+    settings: dict[str, object] = field(init=False, default_factory=dict)
     finished_fit: FinishedFit | None = field(init=False, default=None)
     described_frozen: tuple[dict[str, int], dict[str, Frozen]] | None = field(init=False, default=None)
     _wrapped_optimizers: list[FabricOptimizer] | None = field(init=False, default=None)

@@ -12,6 +12,7 @@ from core.trainer.checks.untrained import warn_of_untrained
 from core.trainer.hooks.events import override_of
 from core.trainer.module.module import require_method
 from core.trainer.module.optimization import check_optimizers, check_schedulers, parse_optimizers
+from core.trainer.state.program_settings import settings_of
 from core.watch import phase
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[object]]:
 def restore(run: Run, *, begins: bool = True) -> None:
     """All ranks. Load the checkpoint that the user named, if any; or the state to which a `fit` that runs goes back."""
     if run.trains and begins:
+        run.settings = settings_of(run)
         run.events.emit("on_fit_start")
         run.progress.restart_epoch()
     if run.ckpt_path is not None:

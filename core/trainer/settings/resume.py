@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract import ConfigurationError
 
@@ -36,11 +36,15 @@ class Resume:
         strict: the module and the optimizers have the parameters that they were saved with. False: those that were
             added begin anew, those that are gone are left out, and a line or a warning names them.
         renamed: names of today by the saved ones; each of a tensor, or of a module and all that is in it.
+        settings: where the program says another learning rate, weight decay or argument of a scheduler than the
+            checkpoint, which of them counts: `"checkpoint"` or `"program"`. A table shows such differences. A rate that
+            a schedule has halved is half of the program's.
     """
 
     parts: str | Collection[str] = "all"
     strict: bool = True
     renamed: Mapping[str, str] = field(default_factory=dict)
+    settings: Literal["checkpoint", "program"] = "checkpoint"
 
     def __post_init__(self) -> None:
         given = PARTS if self.parts == "all" else (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
@@ -49,6 +53,8 @@ class Resume:
                 f"resume={self.parts!r}: expected 'all', or some of {', '.join(map(repr, PARTS))}"
                 f"{f', not {unknown[0]!r}' if given else ''}."
             )
+        if self.settings not in ("checkpoint", "program"):
+            raise ConfigurationError(f"settings={self.settings!r}: expected 'checkpoint' or 'program'.")
         if "data" in given and "step" not in given:
             raise ConfigurationError(
                 f"resume={self.parts!r}: a position in the data belongs to the epoch that 'step' counts. Add 'step'."
@@ -75,7 +81,7 @@ class Resume:
     @property
     def is_whole(self) -> bool:
         """True if the run goes on exactly."""
-        return len(self.parts) == len(PARTS) and self.strict and not self.renamed
+        return len(self.parts) == len(PARTS) and self.strict and not self.renamed and self.settings == "checkpoint"
 
     def takes(self, part: str) -> bool:
         """True if the run goes on with this part."""

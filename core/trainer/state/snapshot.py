@@ -26,6 +26,7 @@ from core.trainer.settings.warn_at import warn_caller
 from core.trainer.state import sections
 from core.trainer.state.finished_fit import position_of, share_of
 from core.trainer.state.finished_run import check_limits
+from core.trainer.state.program_settings import compare_settings
 from core.trainer.state.trainable import check_trained, describe_frozen, trained_state
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def _training_state(run: Run, position: Position) -> dict[str, object]:
     return {
         **_parts(run),
         "max_steps": run.options.max_steps,
+        "settings": run.settings,
         "schedulers": [_scheduler_state(item) for item in run.strategy.lr_schedulers],
         "callbacks": {callback.state_key: _callback_state(run, callback) for callback in run.callbacks},
         **position.loaders,
@@ -145,6 +147,8 @@ def load(run: Run, path: PathLike) -> None:
         run.progress.restart_epoch()
     with sections.restoring("ranks", path):
         _restore_ranks(run, saved.get("ranks", []))
+    with sections.restoring("settings", path):
+        compare_settings(run, saved.get("settings", {}), path)
 
 
 def _restore_ranks(run: Run, ranks: list[dict[str, Any]]) -> None:

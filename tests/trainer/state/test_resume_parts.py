@@ -271,3 +271,61 @@ def test_frozen_shards_are_compared_on_another_number_of_ranks(tmp_path):
     three.run(fit_on_ranks, tmp_path / "three.ckpt", 1.0, tmp_path / "two.ckpt")
     with pytest.raises(WorkerError, match=r"beside another 'first\.weight'"):
         two.run(fit_on_ranks, tmp_path / "other.ckpt", 2.0, tmp_path / "three.ckpt")
+
+
+# what the program says otherwise ------------------------------------------------------------------------------------
+
+
+def table_of(text):
+    lines = [line.split() for line in text.splitlines() if line.startswith("  ")]
+    return {name: values for name, *values in lines[1:]}
+
+
+LR, DECAY = (f"optimizers.0.param_groups.0.{name}" for name in ("lr", "weight_decay"))
+OTHER = {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("resume", "used", "rate"), [("all", "checkpoint", 0.05), (Resume(settings="program"), "program", 0.1)]
+)
+def test_a_program_that_says_otherwise_is_told_what_is_used(saved, capsys, resume, used, rate):
+    path, _ = saved
+    capsys.readouterr()
+    module = Net(**OTHER)
+    started = go_on(path, module, resume)
+    table = table_of(capsys.readouterr().out)
+    assert table == {LR: ["0.1", "0.2", used], DECAY: ["0", "0.5", used]}
+    # Halved once, as the schedule was when it was saved.
+    assert started["lr"] == pytest.approx(rate)
+
+
+def test_what_is_used_is_what_the_next_checkpoint_has(saved, capsys):
+    path, _ = saved
+    for number, resume in enumerate(["all", Resume(settings="program"), "all"]):
+        capsys.readouterr()
+        trainer = make_trainer(path.parent, max_steps=7 + number, limit_val_batches=0)
+        trainer.fit(Net(**OTHER), loader(), ckpt_path=path, resume=resume)
+        path = path.with_name(f"{number}.ckpt")
+        trainer.save_checkpoint(path)
+        table = table_of(capsys.readouterr().out)
+        assert table.get(LR) == (["0.1", "0.2", ["checkpoint", "program"][number]] if number < 2 else None)
+
+
+def test_batches_formats_and_seeds_are_compared(saved, capsys):
+    path, _ = saved
+    capsys.readouterr()
+    trainer = make_trainer(path.parent, max_steps=7, limit_val_batches=0, precision="64-true")
+    module = Net()
+    torch.manual_seed(8)
+    trainer.fit(module, torch.utils.data.DataLoader(loader().dataset, batch_size=1), ckpt_path=path)
+    table = table_of(capsys.readouterr().out)
+    assert table.keys() == {"batch_size", "precision", "seed"}
+    assert (table["precision"], table["seed"]) == (["32-true", "64-true", "program"], ["5", "8", "checkpoint"])
+
+
+@pytest.mark.parametrize(("options", "resume"), [({}, "all"), (OTHER, "weights")])
+def test_a_program_that_says_the_same_or_begins_anew_gets_no_table(saved, capsys, options, resume):
+    path, _ = saved
+    capsys.readouterr()
+    go_on(path, Net(**options), resume)
+    assert "The program says otherwise" not in capsys.readouterr().out

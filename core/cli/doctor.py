@@ -178,10 +178,14 @@ def _torch() -> Iterator[Finding]:
     except Exception as cause:
         yield Finding("torch", "broken", f"its import raised {type(cause).__name__}: {cause}. {_torch_advice()}")
         return
+    from core.session.equal_masks import EQUAL_MASKS, HAS_EQUAL_MASKS
+
     builds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": torch.version.xpu}
     build = [f"{name} {version}" for name, version in builds.items() if version] or ["CPU only"]
     yield Finding("torch", "ok", f"{torch.__version__}, built for {', '.join(build)}, {Path(torch.__file__).parent}")
     yield _tested(torch.__version__)
+    if HAS_EQUAL_MASKS and (torch.version.cuda or torch.version.hip):
+        yield Finding("torch.compile", "note", EQUAL_MASKS)
 
 
 def _tested(version: str) -> Finding:

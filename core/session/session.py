@@ -325,6 +325,10 @@ class Session:
 
     def _keep_optimizers(self, added: Sequence[Optimizer]) -> None:
         self.strategy.optimizers = [*self.strategy.optimizers, *added]
+        if self.compiles and self.strategy.root_device.type == "cuda" and self.strategy.is_global_zero:
+            from core.session.equal_masks import warn_of_equal_masks
+
+            warn_of_equal_masks(handle.module for handle in self.handles)
         if self.strategy.world_size > 1:
             groups = (each for each in added if hasattr(each, "add_param_group"))
             self._undo += [optimizer_state.check_later_groups(optimizer, self.handles) for optimizer in groups]

@@ -102,6 +102,7 @@ class Run:
         loaders: of this stage; none before the first one.
         ckpt_path: what the user passed; from the beginning of the stage on, the checkpoint that it stands for.
         resume: the parts of it with which `fit` goes on; None for all.
+        counts_on: `fit` trains the module of the stage before on, from that one's counters.
         is_asked_to_stop: what `Trainer.should_stop` shows.
         status: how the stage stands.
         described_module: whose hyperparameters the loggers have.
@@ -151,6 +152,7 @@ class Run:
     datamodule: DataModule | None = None
     ckpt_path: PathLike | None = None
     resume: Resume | None = None
+    counts_on: bool = False
     is_asked_to_stop: bool = False
     status: Status = "initializing"
     described_module: nn.Module | None = None

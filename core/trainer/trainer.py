@@ -404,6 +404,7 @@ class Trainer(TrainerViews):
         callbacks = self._module_callbacks.join(self.callbacks, own)
         settings = {"resume": None, **settings, "stage": stage, "module": own, "callbacks": callbacks}
         settings["loaders"] = Loaders(self.options, sources)
+        settings["counts_on"] = own is self.run.module and self.progress.total_batches > 0
         self.run = replace(self.run, trainer=self, **settings)
 
     # what the strategy asks (core.contract.SetupHost) ---------------------------------------------------------------

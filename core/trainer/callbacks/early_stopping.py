@@ -75,6 +75,10 @@ class EarlyStopping(Callback):
         self.strict, self.check_finite, self.verbose = strict, check_finite, verbose
         self.stopping_threshold, self.divergence_threshold = stopping_threshold, divergence_threshold
         self.check_on_train_epoch_end = check_on_train_epoch_end
+        self.reset_for_fit()
+
+    def reset_for_fit(self) -> None:
+        """No value was seen yet."""
         self.wait_count = self.stopped_epoch = 0
         self.stopping_reason = ""
         self._best = math.inf if self.mode == "min" else -math.inf

@@ -48,16 +48,20 @@ class Timer(Callback):
             raise ConfigurationError(f"Timer(interval={interval!r}): expected 'step' or 'epoch'.")
         self._duration_s = None if duration is None else parse_duration("duration", duration).total_seconds()
         self._verbose = verbose
-        self._started_s: dict[str, float] = {}
-        self._ended_s: dict[str, float] = {}
-        self._earlier_s = dict.fromkeys(_STAGES, 0.0)
-        self._is_time = PeriodicVote()
+        self.reset_for_fit()
         if self._duration_s is not None:
             # Only the hook that is needed: one that is defined is called, and paid for, in each step.
             if interval == "step":
                 self.on_train_batch_end = self._check_step  # type: ignore[method-assign]
             else:
                 self.on_train_epoch_end = self._check_epoch  # type: ignore[method-assign]
+
+    def reset_for_fit(self) -> None:
+        """Nothing was measured yet."""
+        self._started_s: dict[str, float] = {}
+        self._ended_s: dict[str, float] = {}
+        self._earlier_s = dict.fromkeys(_STAGES, 0.0)
+        self._is_time = PeriodicVote()
 
     def start_time(self, stage: str = "train") -> float | None:
         """The begin of a stage, in seconds of the monotonic clock; None if it hasn't begun."""

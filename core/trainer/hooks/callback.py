@@ -27,6 +27,9 @@ class Callback(EventHooks[Any]):
     leaves_traces: ClassVar[bool] = False
     """True to be left out of `fast_dev_run`, as what writes, logs or stops has to be."""
 
+    has_served: bool = False
+    """True once a `fit` with it is over."""
+
     @property
     def state_key(self) -> str:
         """The name under which a checkpoint keeps the state; must differ between two callbacks of one trainer.
@@ -42,6 +45,12 @@ class Callback(EventHooks[Any]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+
+    def reset_for_fit(self) -> None:
+        """Forget what belongs to one `fit`: counts, scores, the best. Meant to be overridden, and called by `__init__`.
+
+        All ranks, when a later `fit` begins with another Trainer or module, before a state is restored.
+        """
 
     def check_fit(self, trainer: Any, module: nn.Module) -> None:
         """Main process, when `fit` begins and no process has been made: refuse what can't work.

@@ -46,6 +46,7 @@ class Events:
         """
         self._trainer, self._module, self._callbacks = trainer, module, callbacks
         self._datamodule, self._profiler = datamodule, profiler
+        self._later: list[Callable[[], None]] | None = None
 
     def listeners(self, name: str, *, last: bool | None = None) -> list[Callable[..., Any]]:
         """The implementations of a hook, ready to be called with the event's own arguments.
@@ -86,18 +87,33 @@ class Events:
         listeners = self.listeners(name)
         if len(listeners) < 2:
             return listeners[0] if listeners else None
-
-        def call_all(*args: object) -> object:
-            # All are called, also after one has answered -1.
-            answers = [listener(*args) for listener in listeners]
-            return -1 if any(answer == -1 for answer in answers) else None
-
-        return call_all
+        return partial(self._call, listeners)
 
     def emit(self, name: str, *args: object, last: bool | None = None) -> None:
         """Call all listeners now. For events outside of steps."""
-        for listener in self.listeners(name, last=last):
-            listener(*args)
+        self._call(self.listeners(name, last=last), *args)
+
+    def afterwards(self, action: Callable[[], None]) -> None:
+        """Call `action` once the running hook of all listeners has been called: what it saves has the state of each.
+
+        At once where no hook runs, or only this listener has it. If a listener fails, it isn't called.
+        """
+        if self._later is None:
+            action()
+        else:
+            self._later.append(action)
+
+    def _call(self, listeners: Sequence[Callable[..., Any]], *args: object) -> object:
+        """Call all, also after one has answered -1."""
+        later: list[Callable[[], None]] = []
+        outer, self._later = self._later, later
+        try:
+            answers = [listener(*args) for listener in listeners]
+        finally:
+            self._later = outer
+        for action in later:
+            action()
+        return -1 if any(answer == -1 for answer in answers) else None
 
 
 def _shortened(method: Callable[..., object], name: str) -> Callable[..., object]:

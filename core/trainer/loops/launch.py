@@ -38,6 +38,9 @@ def launch(run: Run, sources: Sequence[Source]) -> Any:
     except BaseException:
         run.status = "interrupted"
         raise
+    finally:
+        for callback in run.callbacks:
+            callback.has_served |= run.trains
     run.status = "finished"
     if launcher.calls_in_place:
         return outcome

@@ -50,6 +50,9 @@ def restore(run: Run, *, begins: bool = True) -> None:
     """All ranks. Load the checkpoint that the user named, if any; or the state to which a `fit` that runs goes back."""
     if run.trains and begins:
         run.settings = settings_of(run)
+        for callback in run.callbacks:
+            if callback.has_served and not run.counts_on:
+                callback.reset_for_fit()
         run.events.emit("on_fit_start")
         run.progress.restart_epoch()
     if run.ckpt_path is not None:

@@ -80,6 +80,10 @@ class ModelPruning(Callback):
         self.resample_parameters = resample_parameters
         self.prune_on_train_epoch_end = prune_on_train_epoch_end
         self._names: list[str] = []
+        self.reset_for_fit()
+
+    def reset_for_fit(self) -> None:
+        """Nothing is pruned yet."""
         self._masks: dict[str, Tensor] = {}
         self._first: dict[str, Tensor] = {}
 
@@ -106,12 +110,10 @@ class ModelPruning(Callback):
             )
         self._names = self._find(module)
 
-    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Keep the first weights."""
-        if trainer.ckpt_path is None:
-            self._masks.clear()
-            lottery = self.use_lottery_ticket_hypothesis
-            self._first = {name: value.detach().clone() for name, value in self._own(module).items()} if lottery else {}
+        if self.use_lottery_ticket_hypothesis and not self._first:
+            self._first = {name: value.detach().clone() for name, value in self._own(module).items()}
 
     def on_after_backward(self, trainer: Trainer, module: nn.Module) -> None:
         """Set the gradients of pruned weights to zero."""

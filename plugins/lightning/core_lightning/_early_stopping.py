@@ -59,11 +59,15 @@ class EarlyStopping(CoreEarlyStopping):
             verbose=verbose,
         )
         self.min_delta = min_delta * (1 if mode == "max" else -1)
-        self.best_score = torch.tensor(-torch.inf if mode == "max" else torch.inf)
-        self.stopping_reason: Any = EarlyStoppingReason.NOT_STOPPED
-        self.stopping_reason_message: str | None = None
         self.log_rank_zero_only = log_rank_zero_only
         self._check_on_train_epoch_end = check_on_train_epoch_end
+
+    def reset_for_fit(self) -> None:
+        """No value was seen yet."""
+        super().reset_for_fit()
+        self.best_score = torch.tensor(-torch.inf if self.mode == "max" else torch.inf)
+        self.stopping_reason: Any = EarlyStoppingReason.NOT_STOPPED
+        self.stopping_reason_message: str | None = None
 
     @property
     def monitor_op(self) -> Any:

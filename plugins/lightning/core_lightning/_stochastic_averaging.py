@@ -56,16 +56,21 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
         rates: list[Any] = swa_lrs if isinstance(swa_lrs, list) else [swa_lrs]
         if not rates or not all(isinstance(rate, float) and rate > 0 for rate in rates):
             raise ConfigurationError("swa_lrs should be a positive float, or a list of positive floats.")
-        self._swa_lrs, self._swa_epoch_start = swa_lrs, swa_epoch_start
+        self._swa_lrs, self._given_start = swa_lrs, swa_epoch_start
         self._annealing_epochs, self._annealing_strategy = annealing_epochs, annealing_strategy
         self._avg_fn, self._device = avg_fn or self.avg_fn, device
+        self._max_epochs: int | None = None
+        self._has_batch_norm = False
+        self.reset_for_fit()
+
+    def reset_for_fit(self) -> None:
+        """Nothing was averaged yet."""
+        self._swa_epoch_start = self._given_start
         self.n_averaged: Tensor | None = None
         self._average: list[Tensor] = []
         self._scheduler: SWALR | None = None
         self._restored: dict[str, Any] = {}
         self._updated_in = -1
-        self._max_epochs: int | None = None
-        self._has_batch_norm = False
         self.momenta: dict[BatchNorm, float | None] = {}
 
     @staticmethod

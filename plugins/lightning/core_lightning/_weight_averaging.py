@@ -41,6 +41,10 @@ class WeightAveraging(CoreWeightAveraging):
             device=torch.device(device) if isinstance(device, int) else device,
             evaluates_in_fit=True,
         )
+        self.reset_for_fit()
+
+    def reset_for_fit(self) -> None:
+        """Nothing was averaged yet."""
         self._latest_update_step, self._latest_update_epoch = 0, -1
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:

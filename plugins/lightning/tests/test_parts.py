@@ -273,3 +273,17 @@ def test_checkpoints_stand_alone_in_their_folder(pl, boring, tmp_path):
     trainer = pl.Trainer(max_epochs=1, limit_train_batches=1, accelerator="cpu", **QUIET)
     trainer.fit(boring.BoringModel())
     assert os.listdir(tmp_path / "checkpoints") == ["epoch=0-step=1.ckpt"]
+
+
+def test_callbacks_forget_a_fit_before(installed):
+    callbacks = installed("lightning.pytorch.callbacks")
+    stopped = {"wait_count": 2, "stopped_epoch": 3, "best_score": torch.tensor(0.1), "stopping_reason": 3}
+    for make, state in (
+        (lambda: callbacks.EarlyStopping("loss"), stopped),
+        (callbacks.WeightAveraging, {"latest_update_step": 5}),
+        (lambda: callbacks.StochasticWeightAveraging(0.1), {"latest_update_epoch": 5, "average": []}),
+    ):
+        callback = make()
+        callback.load_state_dict(state)
+        callback.reset_for_fit()
+        assert callback.state_dict() == make().state_dict() != state

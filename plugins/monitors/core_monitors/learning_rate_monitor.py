@@ -47,6 +47,10 @@ class LearningRateMonitor(Callback):
             )
         self.logging_interval = logging_interval
         self.log_momentum, self.log_weight_decay = log_momentum, log_weight_decay
+        self.reset_for_fit()
+
+    def reset_for_fit(self) -> None:
+        """Nothing was logged yet."""
         self._logged_step = -1
 
     def check_fit(self, trainer: Trainer, module: nn.Module) -> None:

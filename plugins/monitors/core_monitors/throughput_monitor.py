@@ -70,9 +70,13 @@ class ThroughputMonitor(Callback):
         self.flops_per_batch = flops_per_batch
         self.peak_flops_per_s = peak_flops_per_s
         self._memory = _planned_memory(plans)
-        self._totals = {"samples": 0, "tokens": 0}
+        self.reset_for_fit()
         self._has_warned = False
         self._clear()
+
+    def reset_for_fit(self) -> None:
+        """Nothing was counted yet."""
+        self._totals = {"samples": 0, "tokens": 0}
 
     def state_dict(self) -> dict[str, Any]:
         """Samples and tokens so far, on this rank."""

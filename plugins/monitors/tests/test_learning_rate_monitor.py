@@ -54,6 +54,13 @@ def test_once_a_step_also_when_gradients_accumulate(tmp_path):
     assert rows(trainer, "lr-SGD") == [(1, 1.0), (2, 0.5)]
 
 
+def test_a_later_fit_logs_its_own_steps(tmp_path):
+    monitor, options = LearningRateMonitor("step"), {"max_epochs": 1, "log_every_n_steps": 4}
+    for name in ("a", "b"):
+        trainer = fit(tmp_path / name, monitor, Scheduled("step"), **options)
+    assert rows(trainer, "lr-SGD") == [(4, 0.125)]
+
+
 @pytest.mark.parametrize("given", ["epoch", None])
 def test_each_epoch(tmp_path, given):
     trainer = fit(tmp_path, LearningRateMonitor(given), Scheduled("epoch"))

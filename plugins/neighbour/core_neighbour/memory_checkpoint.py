@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import stat
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -115,7 +116,8 @@ class MemoryCheckpoint(Callback):
         if step // self.every_n_train_steps == before // self.every_n_train_steps or trainer.count_unfinished():
             return
         self._step_seen = step
-        self._keep(trainer, step)
+        # What other callbacks make of this step belongs to its state.
+        trainer.events.afterwards(partial(self._keep, trainer, step))
 
     def hold(self, step: int) -> None:
         """All ranks. Keep the newest state up to this step too, until this is called again."""

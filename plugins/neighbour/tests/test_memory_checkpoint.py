@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from core import Callback, Trainer
 from core.callbacks import MemoryCheckpoint, ModelCheckpoint
+from core.checkpoint import load_checkpoint
 from core.contract import ConfigurationError, UnsupportedError
 from core.strategies import ParallelStrategy
 from support.global_batches import QUIET, Net, close, data
@@ -21,9 +22,15 @@ class Crash(Callback):
     runs_last = True
 
     def __init__(self, step):
-        self.step = step
+        self.step, self.count = step, 0
+
+    def state_dict(self):
+        return {"count": self.count}
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.count += 1
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if trainer.global_step == self.step and not trainer.count_unfinished():
             trainer.strategy.barrier()
             raise RuntimeError("gone")
@@ -53,7 +60,7 @@ def train(folder, num_ranks=1, *, crash=None, memory=None, others=(), strategy="
     began = []
     trainer = Trainer(
         **QUIET | {"max_epochs": 2, "global_batch_size": 12, "default_root_dir": folder} | options,
-        callbacks=[*others, Begins(began), MemoryCheckpoint(), *([Crash(crash)] if crash else [])],
+        callbacks=[*others, Begins(began), MemoryCheckpoint(), Crash(crash)],
         devices=1,
         num_nodes=num_ranks,
         **({"strategy": strategy} if num_ranks > 1 else {}),
@@ -149,6 +156,8 @@ def test_a_newer_checkpoint_on_disk_comes_first(tmp_path):
     memory[0].mkdir()
     on_ranks(1, lambda: train(tmp_path, crash=2, memory=memory))
     [kept] = memory[0].rglob("step-*.ckpt")
+    # Two steps of four batches, as callbacks that are called later saw them too.
+    assert load_checkpoint(kept)["callbacks"]["Crash"]["state"] == {"count": 8}
     os.utime(kept, (1, 1))
     saver = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=4)
     trainer = Trainer(

@@ -130,15 +130,21 @@ class SpikeGuard(Callback):
             )
         self.max_in_a_row, self.max_skipped = max_in_a_row, max_skipped
         self.on_spike, self.undo = on_spike, undo
-        self.num_out_of_range = self.num_skipped = self.num_returns = 0
-        self._num_in_a_row = self._num_ranks = self._seen_to = 0
         self._batches = LeftOutBatches(undo, max_in_a_row)
         self._ranges = {
             "highest loss": RecentRange(window, least, above, None),
             "lowest loss": RecentRange(window, least, None, below),
             "gradient's norm": RecentRange(window, least, above, below),
         }
+        self.reset_for_fit()
         self._release()
+
+    def reset_for_fit(self) -> None:
+        """No update was seen yet."""
+        self.num_out_of_range = self.num_skipped = self.num_returns = 0
+        self._num_in_a_row = self._num_ranks = self._seen_to = 0
+        for each in self._ranges.values():
+            each.values.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The recent values, the counts, and the batches that are left out."""

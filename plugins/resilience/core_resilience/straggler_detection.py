@@ -88,11 +88,15 @@ class StragglerDetection(Callback):
                 "expected a share above 0, 1 step or more, and no negative time."
             )
         self.behind, self.every_n_steps, self.every_s, self._dirpath = behind, every_n_steps, every_s, dirpath
-        self.stragglers: list[Straggler] = []
-        self.seconds: list[dict[str, float]] = []
+        self.reset_for_fit()
         self._own: OwnTime | None = None
         self._step: MeasuredStep | None = None
         self._sampler: LineSampler | None = None
+
+    def reset_for_fit(self) -> None:
+        """No rank was seen yet."""
+        self.stragglers: list[Straggler] = []
+        self.seconds: list[dict[str, float]] = []
 
     def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse ranks that don't do the same work.

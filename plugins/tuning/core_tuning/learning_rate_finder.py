@@ -121,9 +121,9 @@ class LearningRateFinder(Callback):
     def adopt(self, curve: LearningRateCurve, call: FitCall) -> None:
         """Keep a curve, and give the module the rate that it suggests, if `update_attr` says so."""
         self.optimal_lr = curve
-        if self.update_attr and (rate := curve.suggestion()) is not None:
-            self.learning_rate = rate
-            write_attribute([call.module], self._attribute(call.module), rate)
+        self.learning_rate = curve.suggestion() if self.update_attr else None
+        if self.learning_rate is not None:
+            write_attribute([call.module], self._attribute(call.module), self.learning_rate)
 
     def _attribute(self, module: nn.Module) -> str:
         return find_attribute(_NAME, [module], [self.attr_name] if self.attr_name else ["lr", "learning_rate"])

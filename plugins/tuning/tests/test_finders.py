@@ -142,6 +142,14 @@ def test_the_suggestion_is_where_the_loss_falls_most_steeply():
         assert curve.suggestion(0, 0) is None
 
 
+def test_a_search_that_suggests_none_leaves_no_rate_of_the_one_before(tmp_path, capsys):
+    finder = LearningRateFinder(num_training_steps=6)
+    finder.learning_rate = 0.5
+    with pytest.warns(UserWarning, match="suggests none"):
+        fit(tmp_path, Net(), finder)
+    assert (finder.learning_rate, capsys.readouterr().out) == (None, "")
+
+
 def test_rates_grow_by_optimizer_steps(tmp_path):
     trainer = make_trainer(tmp_path, accumulate_grad_batches=3)
     curve = Tuner(trainer).lr_find(Net(), num_training=12, mode="linear", max_lr=0.11, min_lr=0.0001, update_attr=False)

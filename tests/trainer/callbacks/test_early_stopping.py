@@ -191,6 +191,12 @@ def test_waiting_goes_on_when_a_run_is_resumed(tmp_path):
     assert (resumed.wait_count, resumed.best_score.item()) == (3, 1)
 
 
+def test_a_later_fit_begins_anew(tmp_path):
+    stopping = EarlyStopping("val_loss", patience=2)
+    epochs = [fit(tmp_path, stopping, losses).current_epoch for losses in ([0.1, 1, 1, 1], [5, 4, 3, 4, 4, 4])]
+    assert (epochs, stopping.best_score.item(), stopping.stopped_epoch) == ([3, 5], 3, 4)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,5 +1,7 @@
+import contextlib
 import os
 import warnings
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -515,6 +517,98 @@ def test_checkpoints_hold_what_callbacks_after_them_in_the_list_have_reached(tmp
     assert trainer.callbacks[-1] is checkpoint
     saved = read(checkpoint.best_model_path)["callbacks"]
     assert [saved[name]["state"]["count"] for name in ("Count", "Late")] == [3, 3]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_each_of_two_knows_what_the_other_has_judged(tmp_path, monkeypatch, is_behind, is_killed):
+    """From the file of either a run goes on with what both had; also if it was killed between the two files."""
+
+    def make():
+        first = ModelCheckpoint(tmp_path / "newest", "{epoch}", save_last=True)
+        second = ModelCheckpoint(tmp_path / "best", "{epoch}", monitor="val_loss", save_last="link")
+        return second, [first, second] if is_behind else [second, first]
+
+    class Killing(TorchCheckpointIO):
+        written = 0
+
+        def save_checkpoint(self, state, path, *, collectives):
+            if state["progress"]["epoch"] == 2:
+                self.written += 1
+                if is_killed and self.written > (2 if is_behind else 1):
+                    raise GoneError
+            super().save_checkpoint(state, path, collectives=collectives)
+
+    losses = [3.0, 1.0, 2.0]
+    with pytest.raises(GoneError) if is_killed else contextlib.nullcontext():
+        fit(tmp_path, *make()[1], val_losses=losses, max_epochs=2, plugins=[Killing()])
+    second, both = make()
+    module = Tiny(losses)
+    module.num_validations = 2
+    name = "newest/epoch=1.ckpt" if is_behind else "best/epoch=1.ckpt"
+    fit(tmp_path, *both, module=module, max_epochs=3, ckpt_path=str(tmp_path / name), plugins=[TorchCheckpointIO()])
+    assert scores(second) == {"epoch=1.ckpt": 1.0}
+    assert read(second.best_model_path)["progress"]["epoch"] == 2
+    assert names(tmp_path / "best") == ["epoch=1.ckpt", "last.ckpt"]
+    assert set(names(tmp_path / "newest")) >= {"epoch=2.ckpt", "last.ckpt"}
+
+
+def test_equal_names_of_two_get_versions_before_anything_is_written(tmp_path):
+    """Validation comes within the accumulation window, at whose end both are written."""
+    both = [ModelCheckpoint(tmp_path / "c", monitor="val_loss", mode=mode) for mode in ("min", "max")]
+    fit(tmp_path, *both, val_check_interval=3, accumulate_grad_batches=2, max_epochs=1)
+    assert both[0].best_model_path != both[1].best_model_path
+    assert names(tmp_path / "c") == sorted(os.path.basename(each.best_model_path) for each in both)
+
+
+def overwriting(folder, name, monitor):
+    return ModelCheckpoint(folder, name, monitor=monitor, enable_version_counter=False)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_two_with_one_file(tmp_path, is_known):
+    """Before work, or where names differ until they are filled."""
+    one = overwriting(tmp_path / "c", "epoch=0", "val_loss")
+    other = overwriting(tmp_path / "c", "epoch=0" if is_known else "{epoch}", "train_loss")
+    with pytest.raises(ConfigurationError, match=r"would write .*epoch=0.*: each would replace what the other keeps"):
+        fit(tmp_path, one, other, max_epochs=1)
+    assert not (tmp_path / "c").exists()
+
+
+def test_two_that_count_versions_or_have_names_of_their_own(tmp_path):
+    both = overwriting(tmp_path, "a", "val_loss"), overwriting(tmp_path, "b", "train_loss")
+    for each in both:
+        each.save_last = True
+    fit(tmp_path, *both, ModelCheckpoint(tmp_path, "c"), max_epochs=1)
+    assert names(tmp_path) == ["a.ckpt", "b.ckpt", "c.ckpt", "last.ckpt"]
+
+
+def test_an_exception_does_not_replace_the_best(tmp_path):
+    checkpoint = overwriting(tmp_path, "best", "val_loss")
+    checkpoint.save_on_exception = True
+
+    def end(trainer, *rest):
+        if trainer.global_step == 5:
+            raise GoneError
+
+    with pytest.raises(GoneError):
+        fit(tmp_path, checkpoint, LambdaCallback(on_train_batch_end=end))
+    steps = [read(tmp_path / name)["progress"]["global_step"] for name in ("best.ckpt", "best-v1.ckpt")]
+    assert steps == [4, 5]
+
+
+def test_a_later_fit_begins_anew(tmp_path):
+    """With another Trainer or module. The same ones count on."""
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", monitor="val_loss", save_last=True)
+    trainer = fit(tmp_path, checkpoint, val_losses=[0.1], max_epochs=3, max_steps=4)
+    trainer.options = replace(trainer.options, max_steps=8)
+    trainer.fit(trainer.module, loader(), loader())
+    assert scores(checkpoint) == {"epoch=0.ckpt": 0.1}
+    fit(tmp_path, checkpoint, val_losses=[5.0, 3.0], max_epochs=2)
+    assert scores(checkpoint) == {"epoch=1.ckpt": 3.0}
+    assert checkpoint.last_model_path.endswith("last-v1.ckpt")
+    fit(tmp_path, checkpoint, val_losses=[4.0], max_epochs=3, ckpt_path="best")
+    assert scores(checkpoint) == {"epoch=1.ckpt": 3.0}
 
 
 def test_states_are_found_wherever_the_classes_stand(tmp_path):

@@ -60,6 +60,13 @@ def test_time_of_earlier_runs_counts(tmp_path):
     assert resumed.time_elapsed() >= 4 * 0.02
 
 
+def test_a_later_fit_begins_anew(tmp_path):
+    timer = Timer(timedelta(hours=1))
+    fit(tmp_path, timer)
+    timer.load_state_dict({"time_elapsed": {"train": 3600.0}})
+    assert fit(tmp_path, timer).global_step == 8
+
+
 def test_arguments_that_cannot_be():
     with pytest.raises(ConfigurationError, match=r"Timer\(interval='batch'\): expected 'step' or 'epoch'"):
         Timer(interval="batch")

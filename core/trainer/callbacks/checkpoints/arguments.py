@@ -45,6 +45,14 @@ def check_arguments(
         raise ConfigurationError(f"ModelCheckpoint(save_last={save_last!r}): expected True, False or 'link'.")
 
 
+def replaces_another(path: str) -> ConfigurationError:
+    """The error for two callbacks with one file."""
+    return ConfigurationError(
+        f"ModelCheckpoint(enable_version_counter=False) would write {path!r}, where another one, or save_last, has its "
+        "own: each would replace what the other keeps. Give each a folder or filename of its own, or count versions."
+    )
+
+
 _FIELD = re.compile(r"\{([^{}:]*)(:[^{}]*)?\}")
 
 

@@ -7,13 +7,14 @@ import itertools
 import os
 import posixpath
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from core.contract import ConfigurationError
 from core.trainer.callbacks.arguments import check_mode
-from core.trainer.callbacks.checkpoints.arguments import check_arguments, format_name
+from core.trainer.callbacks.checkpoints.arguments import check_arguments, format_name, replaces_another
 from core.trainer.callbacks.checkpoints.files import (
     can_link,
     clean_up,
@@ -135,22 +136,27 @@ class ModelCheckpoint(Callback):
         self.save_weights_only, self.save_on_exception = save_weights_only, save_on_exception
         self.auto_insert_metric_name, self.enable_version_counter = auto_insert_metric_name, enable_version_counter
         self.verbose = verbose
+        self._beginning = ""
+        self.reset_for_fit()
+        # Hooks that most runs don't need, and so shouldn't pay for in every step.
+        if every_n_train_steps or self.train_time_interval is not None:
+            self.on_train_batch_end = self._save_within_epoch  # type: ignore[method-assign]
+
+    def reset_for_fit(self) -> None:
+        """Nothing was saved yet. Files of a fit before stay."""
         self.last_model_path = ""
         self._newest_path = ""
-        self._best = TopKCheckpoints(mode, save_top_k)
+        self._best = TopKCheckpoints(self.mode, self.save_top_k)
         self._best_so_far: tuple[str, float] | None = None
         self._named_path: str | None = None
         self._last_score: float | None = None
         self._obsolete: list[tuple[str, str]] = []
-        self._beginning = ""
+        self._unwritten: list[tuple[str, str]] = []
         self._first_step = self._judged_step = self._last_step = self._step_seen = 0
         self._validated_step: int | None = None
         self._waits = False
         self._saved_s = 0.0
         self._is_time = PeriodicVote()
-        # Hooks that most runs don't need, and so shouldn't pay for in every step.
-        if every_n_train_steps or self.train_time_interval is not None:
-            self.on_train_batch_end = self._save_within_epoch  # type: ignore[method-assign]
 
     # what was saved -------------------------------------------------------------------------------------------------
 
@@ -226,6 +232,7 @@ class ModelCheckpoint(Callback):
             "named_path": self._named_path,
             "waits": self._waits,
             "obsolete": list(map(list, self._obsolete)),
+            "unwritten": list(map(list, self._unwritten)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -238,14 +245,29 @@ class ModelCheckpoint(Callback):
             self._best.scores = dict(state["best_k_models"])
             self._newest_path, self.last_model_path = state["newest_path"], state["last_model_path"]
             self._obsolete = [(path, successor) for path, successor in state.get("obsolete", ())]
+            self._unwritten = [(path, target) for path, target in state.get("unwritten", ())]
 
     # when -----------------------------------------------------------------------------------------------------------
+
+    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Refuse to write over the checkpoints of another one.
+
+        Raises:
+            ConfigurationError: both have one folder and pattern, and this one doesn't count versions.
+        """
+        own = self._place()
+        if not self.enable_version_counter and own in [each._place() for each in _savers(trainer) if each is not self]:
+            raise replaces_another(os.path.join(*map(str, own[:2])))
+
+    def _place(self) -> tuple[object, ...]:
+        """The options from which the paths of its best checkpoints follow; itself where it keeps none."""
+        names = self._pattern(), self.auto_insert_metric_name, self.CHECKPOINT_EQUALS_CHAR, self.FILE_EXTENSION
+        return (os.path.abspath(self._given_dirpath or ""), *names) if self.save_top_k else (self,)
 
     def setup(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
         """All ranks. Agree on the folder, and delete what a run that was killed has left there."""
         if stage == "fit":
-            self._waits, self._validated_step = False, None
-            self._obsolete, self._beginning = [], str(trainer.ckpt_path)
+            self._unwritten, self._beginning = [], str(trainer.ckpt_path)
             self.dirpath = self._given_dirpath or posixpath.join(trainer.log_dir, "checkpoints")
             clean_up(trainer, self.dirpath)
 
@@ -255,6 +277,9 @@ class ModelCheckpoint(Callback):
         if self._waits:  # as the checkpoint says from which training goes on
             self._judged_step = -1
         self._obsolete = [each for each in self._obsolete if is_there(trainer, each[0])]
+        # A run that was killed before it wrote them has this state in another callback's checkpoint.
+        self._unwritten = [each for each in self._unwritten if not is_there(trainer, each[0])]
+        self._write(trainer)
         self._saved_s = time.monotonic()
         self._after_epoch = self.save_on_train_epoch_end
         if self._after_epoch is None:
@@ -318,7 +343,9 @@ class ModelCheckpoint(Callback):
         """Save what there is, if the user wants that."""
         wanted = self.save_on_exception and trainer.stage == "fit" and trainer.global_step != self._judged_step
         if wanted and can_save_after(trainer, exception):
-            path = self._free_path(trainer, self._exception_name(trainer), own="")
+            assert self.dirpath is not None
+            names = self._names(self._exception_name(trainer))  # with versions in any case: it may be no good state
+            path = find_free_path(trainer, self.dirpath, names, own="", taken=())
             save_after(trainer, path, exception, weights_only=self.save_weights_only)
 
     def _exception_name(self, trainer: TrainerViews) -> str:
@@ -349,8 +376,11 @@ class ModelCheckpoint(Callback):
         is_new = self._last_step != trainer.global_step  # it isn't held back where the other one waits
         if self.save_last and (is_new or (saved and self.save_last == "link")):
             self._last_step = trainer.global_step
-            self._save_last(trainer, values, saved)
-        self._remove_obsolete(trainer)
+            old = self.last_model_path
+            path = self.last_model_path = self._path_for(trainer, self.CHECKPOINT_NAME_LAST, values, own=old)
+            self._replace(path, old, target=saved if self.save_last == "link" else "")
+        # Other checkpoint callbacks judge this state too, and what they find belongs to it.
+        trainer.events.afterwards(partial(self._write, trainer))
 
     def _save_ranked(self, trainer: TrainerViews, values: dict[str, float]) -> str:
         """The path of what was saved, empty if it isn't good enough."""
@@ -358,7 +388,7 @@ class ModelCheckpoint(Callback):
             old = self._newest_path if self.save_top_k == 1 else ""
             path = self._newest_path = self._path_for(trainer, self._pattern(), values, own=old)
             self._named_path = None
-            self._replace(trainer, path, old)
+            self._replace(path, old)
             return path
         self._last_score = values[self.monitor]
         if not self._best.accepts(self._last_score):
@@ -369,7 +399,7 @@ class ModelCheckpoint(Callback):
         if self._best.best_path == path:
             self._named_path = None
         self._best_so_far = (self._best.best_path, self._best.scores[self._best.best_path])
-        self._replace(trainer, path, evicted)
+        self._replace(path, evicted)
         return path
 
     def _must_wait(self, trainer: TrainerViews, values: dict[str, float], is_summed_up: bool) -> bool:
@@ -385,40 +415,51 @@ class ModelCheckpoint(Callback):
             raise not_logged("ModelCheckpoint", self.monitor, values)
         return self.monitor not in values
 
-    def _save_last(self, trainer: TrainerViews, values: dict[str, float], saved: str) -> None:
-        old = self.last_model_path
-        path = self.last_model_path = self._path_for(trainer, self.CHECKPOINT_NAME_LAST, values, own=old)
-        if self.save_last == "link" and saved and can_link(trainer, saved):
-            link_checkpoint(trainer, saved, path)
-            self._give_up(old, path)
-        else:
-            self._replace(trainer, path, old)
-
-    def _replace(self, trainer: TrainerViews, path: str, old: str | None) -> None:
-        """Write the new one, then remove the old one; if this run is killed in between, one that goes on does it."""
-        self._give_up(old, path)
-        trainer.save_checkpoint(path, weights_only=self.save_weights_only)
-        if self.verbose:
-            trainer.print(f"ModelCheckpoint: step {trainer.global_step} is saved in {path}")
-        if self.save_last != "link":  # which may lead to the old one, until it is moved
-            self._remove_obsolete(trainer)
-
-    def _give_up(self, old: str | None, new: str) -> None:
+    def _replace(self, path: str, old: str | None, *, target: str = "") -> None:
+        """Note a checkpoint to write, perhaps as a link to `target`, and the one that it replaces."""
+        self._unwritten.append((path, target))
         # What the user has named as the run's beginning stays: a job that is run again begins there again.
-        if old and old not in (new, self._beginning):
-            self._obsolete.append((old, new))
+        if old and old not in (path, self._beginning):
+            self._obsolete.append((old, path))
+
+    def _write(self, trainer: TrainerViews) -> None:
+        """Write the new ones, then remove the old ones; if this run is killed in between, one that goes on does it."""
+        while self._unwritten:
+            path, target = self._unwritten.pop(0)
+            if target and can_link(trainer, target):
+                link_checkpoint(trainer, target, path)
+            else:
+                trainer.save_checkpoint(path, weights_only=self.save_weights_only)
+                if self.verbose:
+                    trainer.print(f"ModelCheckpoint: step {trainer.global_step} is saved in {path}")
+            if self.save_last != "link":  # which may lead to the old one, until it is moved
+                self._remove_obsolete(trainer)
+        self._remove_obsolete(trainer)
 
     def _remove_obsolete(self, trainer: TrainerViews) -> None:
-        """Remove what was replaced; not yet if the new one is only written at the accumulation window's end."""
+        """Remove what was replaced; not yet if the new one is still to be written, perhaps at a window's end."""
         if not trainer.run.pending_saves:
-            for path, successor in self._obsolete:
+            unwritten = dict(self._unwritten)
+            written = [each for each in self._obsolete if each[1] not in unwritten]
+            for path, successor in written:
                 retire_checkpoint(trainer, path, successor)
-            self._obsolete = []
+            self._obsolete = [each for each in self._obsolete if each not in written]
 
     # where ----------------------------------------------------------------------------------------------------------
 
     def _path_for(self, trainer: TrainerViews, pattern: str, values: dict[str, float], *, own: str) -> str:
-        return self._free_path(trainer, self._format(pattern, values), own=own)
+        """All ranks. The path of a checkpoint that may take the place of `own`, and of no other one's best."""
+        assert self.dirpath is not None
+        name, savers = self._format(pattern, values), _savers(trainer)
+        if self.enable_version_counter:
+            taken = {path for each in savers for path in (*each._best.scores, each._newest_path, each.last_model_path)}
+            return find_free_path(trainer, self.dirpath, self._names(name), own=own, taken=taken)
+        path = posixpath.join(self.dirpath, name + self.FILE_EXTENSION)
+        is_last = pattern == self.CHECKPOINT_NAME_LAST
+        kept = {path for each in savers if is_last or each is not self for path in each._best.scores}
+        if path != own and path in kept:
+            raise replaces_another(path)
+        return path
 
     def _pattern(self) -> str:
         return self.filename or self._default_pattern()
@@ -430,16 +471,14 @@ class ModelCheckpoint(Callback):
         equals = self.CHECKPOINT_EQUALS_CHAR if self.auto_insert_metric_name else None
         return format_name(pattern, values, equals=equals)
 
-    def _free_path(self, trainer: TrainerViews, name: str, *, own: str) -> str:
-        assert self.dirpath is not None
-        if not self.enable_version_counter:
-            return posixpath.join(self.dirpath, name + self.FILE_EXTENSION)
-        return find_free_path(trainer, self.dirpath, self._names(name), own=own, taken=self._best.scores)
-
     def _names(self, name: str) -> Iterator[str]:
         yield name + self.FILE_EXTENSION
         for version in itertools.count(self.STARTING_VERSION):
             yield f"{name}{self.CHECKPOINT_JOIN_CHAR}v{version}{self.FILE_EXTENSION}"
+
+
+def _savers(trainer: TrainerViews) -> list[ModelCheckpoint]:
+    return [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
 
 
 def _counters(trainer: TrainerViews) -> dict[str, float]:

@@ -53,9 +53,13 @@ class Timeline(Callback):
         if batch < 1:
             raise ConfigurationError(f"Timeline(batch={batch}): expected 1 or more, since the first sets schedules up.")
         self._batch, self._dirpath = batch, dirpath
-        self._num_seen = 0
         self._open = ExitStack()
         self._recorder: SpanRecorder | None = None
+        self.reset_for_fit()
+
+    def reset_for_fit(self) -> None:
+        """No batch was seen yet."""
+        self._num_seen = 0
         self.rows: Sequence[TimelineRow] = ()
         self.duration_s = 0.0
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from core.checkpoint.state.shards import chunks_to_write, shape_of
     from core.checkpoint.state.whole import gather_whole
     from core.checkpoint.upkeep.finding import newest_valid
+    from core.checkpoint.upkeep.finite import has_finite_weights
     from core.checkpoint.upkeep.stale import sweep_folder
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "chunks_to_write",
     "collect_random_state",
     "gather_whole",
+    "has_finite_weights",
     "load_checkpoint",
     "load_mapped",
     "newest_valid",

@@ -121,7 +121,7 @@ class Run:
         running_step: how one batch is trained, while `fit` runs.
         began: when the stage was called.
         stop_reason: of whoever asked on this rank, a sentence; empty if it gave none.
-        newest_save: the path that a run can go on from, and its optimizer step; None if nothing is saved yet.
+        saves: the optimizer steps of checkpoints that a run can go on from, by path, the newest last.
         pending_saves: (path, weights_only, the user's line) of checkpoints that wait for the end of the window.
         restored_random_state: to put back before the first batch.
         random_state_at_opening: before the training loader was opened, if a resumed run has to open it alike.
@@ -167,7 +167,7 @@ class Run:
     running_step: TrainingStep | None = field(init=False, default=None)
     began: datetime = field(init=False, default_factory=lambda: datetime.now(UTC))
     stop_reason: str = field(init=False, default="")
-    newest_save: tuple[PathLike, int] | None = field(init=False, default=None)
+    saves: dict[str, int] = field(init=False, default_factory=dict)
     pending_saves: list[tuple[PathLike, bool, str]] = field(init=False, default_factory=list)
     restored_random_state: dict[str, Any] | None = field(init=False, default=None)
     random_state_at_opening: dict[str, object] | None = field(init=False, default=None)
@@ -190,6 +190,11 @@ class Run:
     def session(self) -> Session:
         """The strategy's session: what was set up, and states as a whole."""
         return self.fabric.session
+
+    @property
+    def newest_save(self) -> tuple[str, int] | None:
+        """The newest of `saves`; None if nothing is saved yet."""
+        return next(reversed(self.saves.items()), None)
 
     @property
     def trains(self) -> bool:

@@ -43,27 +43,30 @@ class NonFiniteLossCheck:
 
     Its callers look where values are read in any case: when the bar is drawn, when loggers get a step's values, and at
     an epoch's end. What is logged counts as a loss if its name says so.
+
+    Attributes:
+        since: the step at which the loss was first seen not to be finite, if it is still so; else None.
     """
 
     def __init__(self, progress: Progress, *, warns: bool = True) -> None:
         self._progress, self._warns = progress, warns
         self._warned: set[str] = set()
         self._last_finite: int | None = None
-        self._since: int | None = None
+        self.since: int | None = None
         self._value: object = None
 
     def begin_stage(self) -> None:
         """Forget the warnings given so far."""
         self._warned.clear()
-        self._last_finite = self._since = None
+        self._last_finite = self.since = None
 
     @property
     def end(self) -> str:
         """A sentence if the loss wasn't finite any more when it was last looked at; else empty."""
-        if self._since is None:
+        if self.since is None:
             return ""
         after = "or before" if self._last_finite is None else f"at the latest, and not before step {self._last_finite}"
-        return f"The loss has been {self._value} since step {self._since} {after}: weights that come of it are useless."
+        return f"The loss has been {self._value} since step {self.since} {after}: weights that come of it are useless."
 
     @staticmethod
     def loss_of(output: object) -> Tensor | None:
@@ -84,9 +87,9 @@ class NonFiniteLossCheck:
         if not isinstance(loss, Tensor):
             return
         if _is_finite(loss) if value is None else math.isfinite(value):
-            self._last_finite, self._since = self._progress.global_step, None
+            self._last_finite, self.since = self._progress.global_step, None
         elif weight_in(output) != 0:
-            self._since = self._since or self._progress.global_step
+            self.since = self.since or self._progress.global_step
             shown = self._value = loss.item() if loss.numel() == 1 else loss
             where = f" on rank {strategy.global_rank}" if strategy.world_size > 1 else ""
             what = f"{class_name(module)}.training_step returned a loss of {shown}{where}"

@@ -6,6 +6,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from core.watch import phase
+
 if TYPE_CHECKING:
     from core.trainer.loops.stop_agreement import StopAgreement
     from core.trainer.run import Run
@@ -61,12 +63,30 @@ def early_end(run: Run, stops: StopAgreement) -> str:
 
 
 def _what_is_saved(run: Run) -> str:
+    if run.logged.losses.since is not None:
+        return _what_is_finite(run, run.logged.losses.since)
     if run.newest_save is not None:
         path, step = run.newest_save
         return f"The newest checkpoint holds step {step}: ckpt_path={str(path)!r} goes on from it."
     if run.ckpt_path is not None:
         return f"Nothing is saved since it began: ckpt_path={str(run.ckpt_path)!r} begins there again."
     return "Nothing of it is saved."
+
+
+def _what_is_finite(run: Run, since: int) -> str:
+    """Rank 0. The checkpoint to go on from where the loss isn't finite since this step. Files are read for it."""
+    if not run.strategy.is_global_zero or not (run.saves or run.ckpt_path):
+        return "Nothing of it is saved."
+    from core.checkpoint import has_finite_weights
+
+    with phase("checkpoint"):
+        earlier = [(path, step) for path, step in reversed(run.saves.items()) if step < since]
+        for path, step in earlier:
+            if has_finite_weights(path):
+                return f"The checkpoint of step {step} has finite weights: ckpt_path={path!r} goes on from it."
+        if run.ckpt_path is not None and has_finite_weights(run.ckpt_path):
+            return f"It began with finite weights: ckpt_path={str(run.ckpt_path)!r} begins there again."
+    return "No checkpoint from before is known to have finite weights."
 
 
 def _has_bar(run: Run) -> bool:

@@ -34,7 +34,8 @@ def _write(run: Run, path: PathLike, weights_only: bool, line: str = "") -> None
     with phase("checkpoint", line=line), run.profile("save_checkpoint"):
         snapshot.save(run, path, weights_only=weights_only)
     if not weights_only:
-        run.newest_save = path, run.progress.global_step
+        run.saves.pop(str(path), None)
+        run.saves[str(path)] = run.progress.global_step
 
 
 def save_after_fit(run: Run, path: PathLike, *, weights_only: bool) -> None:

@@ -10,7 +10,8 @@ import torch
 from rich.console import Console
 
 from core import Callback, Logger, NonFiniteLossError, Trainer
-from core.callbacks import RichProgressBar
+from core.callbacks import ModelCheckpoint, RichProgressBar
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from support.small_nets import QUIET, Net, batches
 
 
@@ -122,6 +123,29 @@ def test_a_line_at_the_end_of_a_training_that_ends_with_nan(steps, options, expe
     fit(DivergingFrom(*steps), **options)
     line = f"The loss has been nan {expected}: weights that come of it are useless. Nothing of it is saved.\n"
     assert capsys.readouterr().err == (line if expected else "")
+
+
+class LostAt(Net):
+    """NaN from a step on, and so are its weights."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * math.nan if self.global_step == 2 else loss
+
+
+@pytest.mark.parametrize("storage", [TorchCheckpointIO, DistributedCheckpointIO])
+@pytest.mark.filterwarnings("ignore:LostAt.training_step returned a loss of nan")
+def test_what_to_go_on_from_is_finite_and_from_before(tmp_path, capsys, storage):
+    def told_to(save_top_k, ckpt_path=None):
+        saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=save_top_k)
+        options = {"callbacks": saver, "enable_checkpointing": True, "plugins": storage()}
+        Trainer(**QUIET | {"max_epochs": 2, **options}).fit(LostAt(), batches(4), ckpt_path=ckpt_path)
+        return capsys.readouterr().err.partition("useless. ")[2]
+
+    path = str(tmp_path / "step=2.ckpt")
+    assert told_to(-1) == f"The checkpoint of step 2 has finite weights: ckpt_path={path!r} goes on from it.\n"
+    assert told_to(0, path) == f"It began with finite weights: ckpt_path={path!r} begins there again.\n"
+    assert told_to(1) == "No checkpoint from before is known to have finite weights.\n"
 
 
 def test_an_infinite_loss():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from core.contract import ConfigurationError
+from core.contract import ConfigurationError, did_you_mean
 from core.trainer.settings.options import is_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     from core.trainer.logging.metric_values import Origin
     from core.trainer.views.trainer_views import TrainerViews
@@ -28,11 +28,11 @@ def origin_of(trainer: TrainerViews, name: str) -> Origin | None:
     return origin
 
 
-def not_logged(who: str, name: str, logged: Iterable[str]) -> ConfigurationError:
+def not_logged(who: str, name: str, logged: Collection[str]) -> ConfigurationError:
     """The error for a metric that was not logged."""
     names = ", ".join(map(repr, sorted(logged))) or "nothing"
     return ConfigurationError(
-        f"{who} monitors {name!r}, which was not logged; logged was {names}. "
+        f"{who} monitors {name!r}, which was not logged; logged was {names}.{did_you_mean(name, logged)} "
         f"Call self.log({name!r}, ...) in a step of the module, or monitor one of those."
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from core.contract import Capability, ConfigurationError, UnsupportedError, World
@@ -9,6 +10,7 @@ from core.data import check_global_batch
 from core.trainer.checks.hook_checks import check_hooks
 from core.trainer.hooks.events import overrides
 from core.trainer.module.module import has_method
+from core.trainer.settings.options import MAX_EPOCHS
 from core.trainer.settings.warn_at import warn_caller
 from core.trainer.stage_data.sources import VALIDATION
 
@@ -193,6 +195,32 @@ def check_max_steps(run: Run) -> None:
             + (f", from step {done} on" if done else "")
             + f", so that training can't end there. Use max_steps={limit - rest + updates}."
         )
+
+
+def check_iterators(run: Run) -> None:
+    """All ranks, before the first batch. Refuse loaders of which the first of several epochs alone gets something.
+
+    An iterator without end may be meant where anything but `max_epochs` ends an epoch or the run.
+
+    Raises:
+        ConfigurationError: one is a Python iterator.
+    """
+    options, loaders = run.options, run.loaders
+    limits = options.limit_train_batches, options.limit_val_batches, options.max_time
+    if limits != (None, None, None) or options.overfit_batches or options.max_steps >= 0:
+        return
+    if options.max_epochs in (None, MAX_EPOCHS):  # the user has named no end
+        return
+    num_left = (options.max_epochs - run.progress.epoch) // (options.check_val_every_n_epoch or 1)
+    for loader in (loaders.train, *(each.loader for each in loaders.validation)):
+        kind = type(loader)
+        is_pythons = kind.__module__ in ("builtins", "itertools") and isinstance(loader, Iterator)
+        if is_pythons and num_left > 1 and not options.reload_dataloaders_every_n_epochs:
+            raise ConfigurationError(
+                f"A loader is a {kind.__name__}, which can be iterated over once, and max_epochs={options.max_epochs} "
+                "asks for more. Pass what can be iterated over in every epoch, such as a DataLoader or a list; if it "
+                "has no end, say limit_train_batches=... or limit_val_batches=..."
+            )
 
 
 def _check_owned(module: nn.Module, strategy: Strategy) -> None:

@@ -53,6 +53,10 @@ class MetricValues:
         shown = set[str]().union(*(metrics.bar_names() for metrics in self._all_metrics()))
         return {name: float(value) for name, value in self._newest().items() if name in shown}
 
+    def names(self) -> set[str]:
+        """All names that have a value, or had one before."""
+        return set(self._kept).union(*(metrics.names() for metrics in self._all_metrics()))
+
     def logger_names(self) -> set[str]:
         """All names that go to the loggers."""
         return set[str]().union(*(metrics.logger_names() for metrics in self._all_metrics()))

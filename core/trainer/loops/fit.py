@@ -10,7 +10,8 @@ from torch import Tensor
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import Capability, ModuleError, TrainingStep, UnsupportedError
 from core.data import read_windows
-from core.trainer.checks.stage_checks import check_max_steps
+from core.trainer.checks.monitors import warn_of_misspelt_monitors
+from core.trainer.checks.stage_checks import check_iterators, check_max_steps
 from core.trainer.hooks.argument_counts import call_with
 from core.trainer.logging.non_finite_losses import guarded, loss_in, weight_in
 from core.trainer.loops.evaluate import evaluate
@@ -78,6 +79,7 @@ class FitLoop:
 
     def _prepare(self) -> None:
         check_max_steps(self._run)
+        check_iterators(self._run)
         events, options = self._run.events, self.options
         self.no_update_check = NoUpdateCheck(self._run)
         self.line: Collectives | None = None
@@ -87,6 +89,7 @@ class FitLoop:
         self.transfer = self._run.make_transfer()
         self.schedule = ValidationSchedule(self._run)
         self.log_every = options.log_every_n_steps if self._run.publisher.loggers else 0
+        self.begins_at = self.progress.total_batches
         self.max_steps = options.max_steps if options.max_steps >= 0 else math.inf
 
     def _make_step(self) -> TrainingStep:
@@ -306,6 +309,8 @@ class FitLoop:
             output = train(batch, batch_idx, step) if step.weight != 0 else self._join(train, batch, batch_idx)
             if metrics.held is not None:  # until a loss has come without a weight
                 metrics.release(self.outputs)
+                if progress.total_batches == self.begins_at:
+                    warn_of_misspelt_monitors(run, metrics.names())
             batch_idx = progress.batch = batch_idx + output.num_batches
             progress.total_batches += output.num_batches
             progress.global_step += output.num_optimizer_steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.contract import Capability, ModuleError
+from core.contract import Capability, ModuleError, did_you_mean
 from core.trainer.hooks.events import override_of
 from core.trainer.module.optimization import takes_metric
 
@@ -89,8 +89,9 @@ def _monitored(run: Run, item: Scheduler) -> tuple[Origin | None, float | None, 
 
 
 def _refuse_missing(item: Scheduler, names: list[str]) -> None:
-    if item.strict:
+    if item.strict and item.monitor is not None:
+        hint = did_you_mean(item.monitor, names)
         raise ModuleError(
-            f"A scheduler monitors {item.monitor!r}, which was not logged; logged were {names}. "
+            f"A scheduler monitors {item.monitor!r}, which was not logged; logged were {names}.{hint} "
             f"Call self.log({item.monitor!r}, ...), or give the scheduler 'strict': False."
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import HangError
+from core.trainer.checks.monitors import warn_of_misspelt_monitors
 from core.trainer.hooks.events import Events
 from core.trainer.hooks.state_keeper import GoBack
 from core.trainer.logging import rank_loggers
@@ -199,6 +200,7 @@ def _sanity_check(run: Run) -> None:
     most = run.options.num_sanity_val_steps
     evaluate(run, "validation", [each.limited(math.inf if most < 0 else most) for each in run.loaders.validation])
     run.events.emit("on_sanity_check_end")
+    warn_of_misspelt_monitors(run, run.logged.evaluation["validation"].names())
     restore_random_state(random_state, *place)
     run.logged.forget_epoch_values()
     run.sanity_checking = False

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from core.contract import ClippingAlgorithm
 
-_DEFAULT_MAX_EPOCHS = 1000
+MAX_EPOCHS = 1000
 _DEFAULTS = {"num_sanity_val_steps": 2, "log_every_n_steps": 50}
 """The meaning of None, which stands for an argument that was left out."""
 
@@ -155,7 +155,7 @@ def _make_val_check(
 def _make_max_epochs(max_epochs: int | None, max_steps: int, max_time: timedelta | None) -> int | None:
     """The limit in epochs; 1000 if the user gave no limit at all."""
     if max_epochs is None and max_steps == -1 and max_time is None:
-        return _DEFAULT_MAX_EPOCHS
+        return MAX_EPOCHS
     return None if max_epochs == -1 else max_epochs
 
 

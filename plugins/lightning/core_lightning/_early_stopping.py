@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from core import ConfigurationError
 from core.callbacks import EarlyStopping as CoreEarlyStopping
+from core.contract import did_you_mean
 
 
 class EarlyStoppingReason(Enum):
@@ -119,9 +120,9 @@ class EarlyStopping(CoreEarlyStopping):
         if self.monitor in logs:
             return True
         if self.strict:
-            names = ", ".join(map(repr, logs)) or "nothing"
+            names = (", ".join(map(repr, logs)) or "nothing") + "." + did_you_mean(self.monitor, logs)
             raise ConfigurationError(
-                f"EarlyStopping monitors {self.monitor!r}, which was not logged; logged was {names}. Log it, monitor "
+                f"EarlyStopping monitors {self.monitor!r}, which was not logged; logged was {names} Log it, monitor "
                 "one of those, or pass strict=False."
             )
         return False

@@ -166,7 +166,7 @@ def test_a_sanity_check_does_not_count(tmp_path):
 def test_a_metric_that_was_never_logged(tmp_path):
     with pytest.raises(
         ConfigurationError,
-        match=r"EarlyStopping monitors 'loss', which was not logged; logged was 'train_loss', 'val_loss'\. Call self",
+        match=r"EarlyStopping monitors 'loss', which was not logged; logged was 'train_loss', 'val_loss'\. Did you",
     ):
         fit(tmp_path, EarlyStopping("loss"), [1])
 

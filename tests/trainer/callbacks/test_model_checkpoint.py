@@ -330,7 +330,7 @@ def test_a_monitor_that_was_never_logged_lists_those_that_were(tmp_path):
     with pytest.raises(
         ConfigurationError,
         match=r"ModelCheckpoint monitors 'vall_loss', which was not logged; logged was 'epoch', 'step', 'train_loss', "
-        r"'val_loss'\. Call self\.log\('vall_loss', \.\.\.\)",
+        r"'val_loss'\. Did you mean 'val_loss'\? Call self\.log\('vall_loss', \.\.\.\)",
     ):
         fit(tmp_path, ModelCheckpoint(monitor="vall_loss"))
 

@@ -97,7 +97,7 @@ def test_a_generator_is_empty_in_the_second_epoch(tmp_path):
     with pytest.raises(
         ConfigurationError, match=r"\(generator\) gave no batch in this epoch: .* that can be read once"
     ):
-        make_trainer(tmp_path, max_epochs=2).fit(Recorder(tmp_path), generator)
+        make_trainer(tmp_path, max_epochs=2, limit_train_batches=2).fit(Recorder(tmp_path), generator)
     assert seen(tmp_path) == [[0], [1]]
 
 

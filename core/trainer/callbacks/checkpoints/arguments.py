@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from core.contract import ConfigurationError
+from core.contract import ConfigurationError, did_you_mean
 from core.trainer.callbacks.arguments import check_int
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def format_name(pattern: str, values: Mapping[str, float], *, equals: str | None
         if name not in values:
             raise ConfigurationError(
                 f"The checkpoint's filename {pattern!r} has the field {name!r}, which was not logged; known are "
-                f"{', '.join(map(repr, sorted(values)))}. Log it, or leave it out."
+                f"{', '.join(map(repr, sorted(values)))}.{did_you_mean(name, values)} Log it, or leave it out."
             )
         text = _format_value(pattern, name, values[name], form[1:])
         return text if equals is None else f"{name.replace('/', '_')}{equals}{text}"

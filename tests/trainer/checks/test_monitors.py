@@ -1,0 +1,121 @@
+"""Monitors that are misspelt are told of once the module has logged something; sound ones never."""
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from core import ConfigurationError, ModuleError, Trainer
+from core.callbacks import EarlyStopping, ModelCheckpoint
+from support.small_nets import QUIET, Net, batches
+
+
+class Logging(Net):
+    """Logs names in training, in each validation and, of `late`, where a run is beyond its beginning."""
+
+    def __init__(self, train=("train_loss",), validation=("val_loss",), late=(), monitor=None):
+        super().__init__()
+        self.names, self.monitor = {"train": train, "validation": validation, "late": late}, monitor
+
+    def training_step(self, batch, batch_idx):
+        self.log_dict(dict.fromkeys(self.names["train"], 1.0), on_step=True, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.log_dict(dict.fromkeys(self.names["validation"], 1.0))
+        if not self.trainer.sanity_checking:
+            self.log_dict(dict.fromkeys(self.names["late"], 1.0))
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        if self.monitor is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": ReduceLROnPlateau(optimizer), "monitor": self.monitor}
+
+
+class Composing(Logging):
+    """Makes a name of parts in the epoch's last hook, as some do."""
+
+    def on_validation_epoch_end(self):
+        if not self.trainer.sanity_checking:
+            for part in ("mse", "rmse"):
+                self.log(f"val_{part}", 1.0)
+
+
+def fit(module, *callbacks, **options):
+    trainer = Trainer(**QUIET | {"num_sanity_val_steps": 1, "max_epochs": 1, **options}, callbacks=list(callbacks))
+    trainer.fit(module, batches(2), batches(1))
+
+
+@pytest.mark.parametrize(
+    ("monitor", "meant", "options"),
+    [
+        ("val_los", "val_loss", {}),
+        ("val_losss", "val_loss", {}),
+        ("val_lsos", "val_loss", {}),
+        ("Val/loss", "val_loss", {}),
+        ("train_los", "train_loss", {"num_sanity_val_steps": 0}),
+        ("train_loss_epcoh", "train_loss_epoch", {}),
+    ],
+)
+def test_a_misspelt_one_is_told_of_before_its_error(monitor, meant, options):
+    hint = rf"monitors '{monitor}', which nothing has logged so far. Did you mean '{meant}'\?"
+    options = {"enable_checkpointing": None, **options}
+    for who, callbacks in (
+        ("EarlyStopping", [EarlyStopping(monitor)]),
+        ("ModelCheckpoint", [ModelCheckpoint(monitor=monitor)]),
+        ("A scheduler", []),
+    ):
+        module = Logging(monitor=None if callbacks else monitor)
+        error = pytest.raises((ConfigurationError, ModuleError), match=rf"Did you mean '{meant}(_step|_epoch)?'\?")
+        with pytest.warns(UserWarning, match=f"{who} {hint}"), error:
+            fit(module, *callbacks, **options)
+
+
+@pytest.mark.parametrize(
+    ("module", "monitor"),
+    [
+        (Logging(), "val_loss"),
+        (Logging(), "train_loss"),
+        (Logging(), "train_loss_step"),
+        (Logging(late=["accuracy"]), "accuracy"),
+        (Logging(validation=["val_acc1"], late=["val_acc5"]), "val_acc5"),
+        (Logging(validation=["val_reg_loss"], late=["val_rec_loss"]), "val_rec_loss"),
+        (Logging(train=["g_loss", "d_loss"], late=["val"]), "val"),
+        (Composing(validation=["val_mse_of_batch"]), "val_rmse"),
+        (Composing(validation=["val_mses"]), "val_mse"),
+    ],
+)
+def test_one_that_is_logged_later_is_not(module, monitor):
+    fit(module, EarlyStopping(monitor))  # a warning is an error here
+
+
+def one():
+    return batches(1)
+
+
+def make_batches():
+    yield from batches(2)
+
+
+@pytest.mark.parametrize(
+    ("loaders", "options", "is_refused"),
+    [
+        ((make_batches, one), {"max_epochs": 2}, True),
+        ((lambda: zip(batches(2)), one), {"max_epochs": 2}, True),
+        ((lambda: batches(2), make_batches), {"max_epochs": 2}, True),
+        ((make_batches, one), {"max_epochs": 1}, False),
+        ((make_batches, one), {"max_epochs": 2, "limit_train_batches": 1}, False),
+        ((make_batches, one), {"max_epochs": 2, "max_steps": 2}, False),
+        ((lambda: batches(2), make_batches), {"max_epochs": 2, "check_val_every_n_epoch": 2}, False),
+        ((lambda: map(torch.clone, batches(2)), one), {"max_steps": 2}, False),
+    ],
+)
+def test_an_iterator_for_several_epochs_is_refused_before_the_first_step(loaders, options, is_refused):
+    module = Logging()
+    trainer = Trainer(**QUIET | options)
+    if not is_refused:
+        trainer.fit(module, *(make() for make in loaders))
+        return
+    with pytest.raises(ConfigurationError, match=r"which can be iterated over once, and max_epochs=2 asks for more"):
+        trainer.fit(module, *(make() for make in loaders))
+    assert trainer.global_step == 0

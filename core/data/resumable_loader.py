@@ -6,7 +6,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from core.contract import CheckpointError
-from core.data.sampler_in_loader import sampler_of, set_epoch
+from core.data.epochs import set_epoch
+from core.data.sampler_in_loader import sampler_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,7 @@ class ResumableLoader:
         epoch: number of the epoch that is on, from 0.
         num_batches: batches of this epoch that the loop was given, as far as they are counted.
         last_read: the last batch that was read again to come to the position; None where none was.
+        batches: what is left of the iteration that is on, where several loaders are read together.
     """
 
     def __init__(self, loader: Any, source: Any = None) -> None:
@@ -53,6 +55,7 @@ class ResumableLoader:
         self._is_restored = False
         self._unread_state: object = None
         self.last_read: object = None
+        self.batches: Iterator[Any] | None = None
 
     @property
     def differs_by_rank(self) -> bool:
@@ -141,6 +144,12 @@ class ResumableLoader:
             for _ in range((num_batches - self.num_batches) * self._num_joined):
                 self._sampler.advance()
         self.num_batches = num_batches
+
+    def end_workers(self) -> None:
+        """End workers that persist; another iteration makes new ones. A loader with a state of its own keeps both."""
+        self.batches = None
+        if not self._keeps_state and getattr(self._source, "_iterator", None) is not None:
+            self._source._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the loop."""

@@ -93,18 +93,6 @@ def sampler_of(loader: object) -> ShardedSampler | None:
     return None
 
 
-def set_epoch(loader: object, epoch: int) -> None:
-    """Set the epoch of what draws anew each epoch: the sharded sampler, or the loader's samplers, data set, or it."""
-    sharded = sampler_of(loader)
-    samplers = (
-        [sharded] if sharded is not None else [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
-    )
-    # The sharded sampler passes it on to the user's own, which it wraps.
-    for part in (*samplers, getattr(loader, "dataset", None), loader):
-        if callable(method := getattr(part, "set_epoch", None)):
-            method(epoch)
-
-
 def shuffles(loader: object) -> bool:
     """True if a DataLoader draws its samples in random order, by a sampler of torch."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):

@@ -297,6 +297,7 @@ class Run:
             # Loop and step hold each other: a wrapper would outlive its process group until garbage is collected.
             self.running_step.release()
         self.running_step, self.is_running = None, False
+        self.loaders.end_workers()
 
     def _prepare_manual_step(self, optimizer: Optimizer) -> None:
         step = self.running_step

@@ -162,7 +162,6 @@ class _Lane:
     def __init__(self, name: str, resumable: ResumableLoader) -> None:
         self.name, self.resumable = name, resumable
         self.has_ended = False
-        self._batches: Iterator[object] | None = None
 
     def begin(self, epoch: int) -> None:
         # A position that was restored may be in a later pass of this epoch: there it goes on.
@@ -172,13 +171,14 @@ class _Lane:
     def open(self) -> None:
         # Read once more means read to the end before.
         self.has_ended = self.resumable.epoch >= _PASS_STRIDE
-        self._batches = self.resumable.open()
+        self.resumable.batches = self.resumable.open()
 
     def take(self) -> Any:
         """The next batch, or `_END`, once and for all."""
-        batch = _END if self._batches is None else next(self._batches, _END)
+        batches = self.resumable.batches
+        batch = _END if batches is None else next(batches, _END)
         if batch is _END:
-            self.has_ended, self._batches = True, None
+            self.has_ended, self.resumable.batches = True, None
         else:
             self.resumable.count(self.resumable.num_batches + 1)
         return batch
@@ -190,7 +190,7 @@ class _Lane:
             ConfigurationError: there is none.
         """
         self.resumable.begin(self.resumable.epoch + _PASS_STRIDE)
-        self._batches = self.resumable.open()
+        self.resumable.batches = self.resumable.open()
         if (batch := self.take()) is _END:
             raise ConfigurationError(
                 f"The loader {self.name!r} gave no batch when it began again: it is empty, or an iterator that can be "

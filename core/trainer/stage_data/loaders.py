@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -119,6 +119,12 @@ class Loaders:
         # Last, since how often to validate is checked against the validation loaders.
         if (source := self._sources.get(TRAIN)) is not None:
             self._make_train(source)
+
+    def end_workers(self) -> None:
+        """End workers that persist: garbage collection, which finds them in a cycle, would wait for each for 5 s."""
+        evaluated = [resumables for made in self._evaluated.values() for _, resumables, _ in made]
+        for resumable in chain(*evaluated, self._resumables if self._resumable is not None else ()):
+            resumable.end_workers()
 
     # making ---------------------------------------------------------------------------------------------------------
 

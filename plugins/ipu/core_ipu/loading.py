@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from core import ConfigurationError
-from core.data import sampler_of
+from core.data import sampler_of, set_epoch
 from core_ipu.structure import put_together, take_apart
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def join(poptorch: Any, loader: Any, options: Any, num_joined: int, *, trains: b
         return loader
     if not isinstance(loader, DataLoader) or (loader.batch_sampler is None and not _is_iterable(loader)):
         return JoinedBatches(loader, num_joined, trains=trains)
+    set_epoch(loader, 0)  # gives it the worker_init_fn by which workers that persist learn of epochs
     kept = {name: getattr(loader, name) for name in _KEPT}
     if loader.num_workers:
         kept |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from ipu_runs import GLOBAL_BATCH_SIZE, QUIET, Net, assert_same, make_data, train
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import core_ipu.optimizers
 import core_ipu.program
@@ -182,6 +182,21 @@ def test_other_loaders_are_joined_too():
         assert trainer.global_step == 8
         expected = expected or module.state_dict()
         torch.testing.assert_close(module.state_dict(), expected, atol=0, rtol=0)
+
+
+def test_workers_that_persist_learn_of_the_epoch():
+    class Epochs(TensorDataset):
+        def set_epoch(self, epoch):
+            self.tensors[0].fill_(epoch)
+
+    class Keeps(Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            means.append(float(batch[0].mean()))
+
+    means, data = [], Epochs(*make_data(8).tensors)
+    trainer = Trainer(accelerator="ipu", devices=1, max_epochs=3, callbacks=[Keeps()], **FIT)
+    trainer.fit(Net(), DataLoader(data, batch_size=8, num_workers=1, persistent_workers=True))
+    assert means == [0, 1, 2]
 
 
 def test_a_batch_with_other_keys_in_front_is_refused():

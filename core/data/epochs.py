@@ -1,0 +1,94 @@
+"""The number of the epoch, on its way to what draws anew in each: samplers, data sets, and their copies in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import wraps
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from core.data.sampler import sampler_chain
+from core.data.sampler_in_loader import sampler_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_READS = ("__iter__", "__getitem__", "__getitems__")
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Set the epoch of what draws anew each epoch: the loader's samplers and data sets, or it. Before it is opened.
+
+    Data sets are looked for within others too, in `dataset` and `datasets`. Workers that persist learn of it as well.
+    """
+    sharded = sampler_of(loader)  # passes it on to the user's own, which it wraps
+    samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
+    chains = [[sharded]] if sharded is not None else map(sampler_chain, samplers)
+    data_sets = list(_with_epochs(getattr(loader, "dataset", None), set()))
+    parts = {id(part): part for part in (*chain.from_iterable(chains), *data_sets, loader)}
+    for part in parts.values():
+        if callable(method := getattr(part, "set_epoch", None)):
+            method(epoch)
+    if data_sets and getattr(loader, "persistent_workers", False):
+        if not isinstance(loader.worker_init_fn, _EpochInWorkers):
+            loader.worker_init_fn = _EpochInWorkers(loader.worker_init_fn)
+            loader._iterator = None  # workers that were there before can't learn of it
+        loader.worker_init_fn.set_epoch(epoch)
+
+
+def _with_epochs(part: Any, seen: set[int]) -> Iterator[Any]:
+    """The outermost data sets with `set_epoch`, each once: `part` itself, or those that it wraps."""
+    if id(part) in seen:
+        return
+    seen.add(id(part))
+    if callable(getattr(part, "set_epoch", None)):
+        yield part
+        return
+    attributes = getattr(part, "__dict__", {})  # no property is asked
+    wrapped, several = [attributes.get("dataset"), attributes.get("_dataset")], attributes.get("datasets")
+    if isinstance(several, Mapping):
+        wrapped.extend(several.values())
+    elif isinstance(several, list | tuple):
+        wrapped.extend(several)
+    for each in wrapped:
+        yield from _with_epochs(each, seen)
+
+
+class _EpochInWorkers:
+    """A `worker_init_fn` by which the copy of the data set in a worker that persists learns of each epoch.
+
+    Torch has no hook where such a worker begins another epoch. So the number is in shared memory, and the worker looks
+    whenever it reads from the data set.
+    """
+
+    def __init__(self, own: Callable[[int], None] | None) -> None:
+        self._own, self._own_epoch = own, 0
+        self._shared_epoch = torch.zeros((), dtype=torch.int64)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Main process. Set the epoch of all workers; those that are yet to start have a data set of that epoch."""
+        self._own_epoch = epoch
+        self._shared_epoch.share_memory_().fill_(epoch)
+
+    def __call__(self, worker_id: int) -> None:
+        """The worker, when it starts."""
+        if self._own is not None:
+            self._own(worker_id)
+        dataset: Any = get_worker_info().dataset  # type: ignore[union-attr]  # there is one in a worker
+        kind = type(dataset)
+        reads = {name: self._after_epoch(getattr(kind, name)) for name in _READS if hasattr(kind, name)}
+        dataset.__class__ = type(kind.__name__, (kind,), {"__slots__": (), **reads})
+
+    def _after_epoch(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(read)
+        def update_and_read(dataset: Any, *arguments: Any) -> Any:
+            if self._own_epoch != (epoch := int(self._shared_epoch)):
+                self._own_epoch = epoch
+                for part in _with_epochs(dataset, set()):
+                    part.set_epoch(epoch)
+            return read(dataset, *arguments)
+
+        return update_and_read

@@ -1,0 +1,160 @@
+"""The number of an epoch comes to data sets: within others, and in workers that persist, which keep a copy of them."""
+
+import os
+from multiprocessing import active_children
+
+import pytest
+import torch
+from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset
+
+from core import Fabric, Trainer
+from core.data import seed_samples, set_epoch, shard_loader
+from core.trainer.stage_data.combined import CombinedLoader
+from support.small_nets import QUIET, Net
+
+EPOCHS = (0, 3, 4)
+
+
+class Epochs(Dataset):
+    """Each sample is the epoch, and the process that loads it."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.tensor([self.epoch, os.getpid()])
+
+
+class Slots(Epochs):
+    __slots__ = ("epoch",)
+
+    def __init__(self):
+        self.epoch = 0
+
+
+class Stream(IterableDataset, Epochs):
+    def __iter__(self):
+        return (self[index] for index in range(4))
+
+
+class Augmented(Dataset):
+    """A user's own."""
+
+    def __init__(self, dataset):
+        self._dataset = dataset
+
+    def __len__(self):
+        return len(self._dataset)
+
+    def __getitem__(self, index):
+        return self._dataset[index]
+
+
+def stacked():
+    return StackDataset(one=Epochs(), other=Subset(Epochs(), range(4)))
+
+
+MAKERS = {
+    "map-style": Epochs,
+    "slots": Slots,
+    "stream": Stream,
+    "subset": lambda: Subset(Epochs(), range(4)),
+    "concatenated": lambda: ConcatDataset([Subset(Epochs(), [0, 1]), Augmented(Epochs())]),
+    "chained": lambda: ChainDataset([Stream(), Stream()]),
+    "stacked": stacked,
+}
+
+
+def found(batches):
+    """The epochs that came, and the processes that they came from."""
+    batches = [each for batch in batches for each in (batch.values() if isinstance(batch, dict) else [batch])]
+    epochs, processes = torch.cat(batches).T.tolist()
+    return set(epochs), set(processes)
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["none", "persistent"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_data_sets_and_those_within_are_told(name, workers):
+    loader = shard_loader(DataLoader(MAKERS[name](), batch_size=2, **workers), rank=0, size=1, seed=7)
+    processes = set()
+    for epoch in EPOCHS:
+        set_epoch(loader, epoch)
+        next(iter(loader))  # an iteration that is left early
+        epochs, others = found(loader)
+        assert epochs == {epoch}
+        processes |= others
+    assert len(processes) == 1, "the workers weren't made anew"
+    assert (processes == {os.getpid()}) == (not workers)
+
+
+class Inits:
+    """A user's own `worker_init_fn`."""
+
+    def __call__(self, worker_id):
+        torch.utils.data.get_worker_info().dataset.epoch = -1
+
+
+@pytest.mark.parametrize(
+    "context",
+    ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)],
+)
+def test_workers_that_were_there_before_learn_of_it_too(context):
+    """Also with a `worker_init_fn` of the user's own, in a loader that isn't copied."""
+    options = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": context}
+    loader = DataLoader(Stream(), batch_size=2, worker_init_fn=Inits(), **options)
+    assert found(loader)[0] == {-1}
+    set_epoch(loader, 0)
+    assert found(loader)[0] == {-1}, "the user's own says what epoch it is, as the first one was told before"
+    set_epoch(loader, 1)
+    assert found(loader)[0] == {1}
+
+
+def test_a_data_set_is_told_once_and_tells_those_within_itself():
+    class Counts(Augmented):
+        num_calls = 0
+
+        def set_epoch(self, epoch):
+            self.num_calls += 1
+
+    inner = Counts(Epochs())
+    both = ConcatDataset([Subset(inner, [0]), Subset(inner, [1])])
+    loader = shard_loader(DataLoader(both, batch_size=2), rank=0, size=1, seed=7)
+    set_epoch(seed_samples(loader), 2)
+    assert (inner.num_calls, inner._dataset.epoch) == (1, 0)
+
+
+def persistent(dataset):
+    return DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
+
+
+class Keeps(Net):
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def training_step(self, batch, batch_idx):
+        self.epochs.append([int(part[0, 0]) for part in batch])
+        return super().training_step(torch.ones(2, 4), batch_idx)
+
+
+def test_a_trainer_tells_several_loaders_and_goes_on_with_it(tmp_path):
+    options = {**QUIET, "enable_checkpointing": False}
+    loaders = CombinedLoader([persistent(Subset(Epochs(), range(4))), persistent(Stream())])
+    module, trainer, others = Keeps(), Trainer(max_epochs=2, **options), active_children()
+    trainer.fit(module, loaders)
+    assert active_children() == others, "no worker is left to garbage collection, which waits for it"
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    Trainer(max_epochs=4, **options).fit(module, loaders, ckpt_path=tmp_path / "end.ckpt")
+    assert module.epochs == [[0, 0], [1, 1], [2, 2], [3, 3]]
+
+
+def test_fabric_tells_each_iteration():
+    fabric = Fabric(accelerator="cpu")
+    fabric.launch()
+    loaders = fabric.setup_dataloaders(persistent(Subset(Epochs(), range(4))), persistent(Stream()))
+    assert [[found(loader)[0] for loader in loaders] for _ in range(3)] == [[{0}] * 2, [{1}] * 2, [{2}] * 2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import wraps
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -10,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import get_worker_info
 
-from core.data.sampler import sampler_chain
+from core.data.sampler import data_sets_in, sampler_chain
 from core.data.sampler_in_loader import sampler_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _READS = ("__iter__", "__getitem__", "__getitems__")
 
@@ -27,11 +26,10 @@ def set_epoch(loader: Any, epoch: int) -> None:
     sharded = sampler_of(loader)  # passes it on to the user's own, which it wraps
     samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
     chains = [[sharded]] if sharded is not None else map(sampler_chain, samplers)
-    data_sets = list(_with_epochs(getattr(loader, "dataset", None), set()))
+    data_sets = _with_epochs(getattr(loader, "dataset", None))
     parts = {id(part): part for part in (*chain.from_iterable(chains), *data_sets, loader)}
-    for part in parts.values():
-        if callable(method := getattr(part, "set_epoch", None)):
-            method(epoch)
+    for part in filter(_has_epochs, parts.values()):
+        part.set_epoch(epoch)
     if data_sets and getattr(loader, "persistent_workers", False):
         if not isinstance(loader.worker_init_fn, _EpochInWorkers):
             loader.worker_init_fn = _EpochInWorkers(loader.worker_init_fn)
@@ -39,22 +37,13 @@ def set_epoch(loader: Any, epoch: int) -> None:
         loader.worker_init_fn.set_epoch(epoch)
 
 
-def _with_epochs(part: Any, seen: set[int]) -> Iterator[Any]:
-    """The outermost data sets with `set_epoch`, each once: `part` itself, or those that it wraps."""
-    if id(part) in seen:
-        return
-    seen.add(id(part))
-    if callable(getattr(part, "set_epoch", None)):
-        yield part
-        return
-    attributes = getattr(part, "__dict__", {})  # no property is asked
-    wrapped, several = [attributes.get("dataset"), attributes.get("_dataset")], attributes.get("datasets")
-    if isinstance(several, Mapping):
-        wrapped.extend(several.values())
-    elif isinstance(several, list | tuple):
-        wrapped.extend(several)
-    for each in wrapped:
-        yield from _with_epochs(each, seen)
+def _with_epochs(dataset: object) -> list[Any]:
+    """The outermost data sets with `set_epoch`: `dataset` itself, or those within."""
+    return list(filter(_has_epochs, data_sets_in(dataset, _has_epochs)))
+
+
+def _has_epochs(part: object) -> bool:
+    return callable(getattr(part, "set_epoch", None))
 
 
 class _EpochInWorkers:
@@ -87,7 +76,7 @@ class _EpochInWorkers:
         def update_and_read(dataset: Any, *arguments: Any) -> Any:
             if self._own_epoch != (epoch := int(self._shared_epoch)):
                 self._own_epoch = epoch
-                for part in _with_epochs(dataset, set()):
+                for part in _with_epochs(dataset):
                     part.set_epoch(epoch)
             return read(dataset, *arguments)
 

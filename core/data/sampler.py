@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -349,6 +350,24 @@ def sampler_chain(sampler: object) -> Iterator[Any]:
     while sampler is not None:
         yield sampler
         sampler = getattr(sampler, "sampler", None)
+
+
+def data_sets_in(dataset: object, is_end: Callable[[object], bool] = lambda part: False) -> Iterator[Any]:
+    """A data set, and those that it holds in `dataset` or `datasets`, each once; nothing within one that `is_end`."""
+    parts, seen = [dataset], {id(None)}
+    while parts:
+        part = parts.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        attributes = {} if is_end(part) else getattr(part, "__dict__", {})  # no property is asked
+        parts += [attributes.get("dataset"), attributes.get("_dataset")]
+        several = attributes.get("datasets")
+        if isinstance(several, Mapping):
+            parts += several.values()
+        elif isinstance(several, list | tuple):
+            parts += several
 
 
 def find_generator(order: object) -> torch.Generator | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
+import zlib
 from collections import Counter
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,11 +16,13 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
-from core.data.sampler import ShardedSampler, find_generator, sampler_chain
+from core.contract import ConfigurationError
+from core.data.sampler import ShardedSampler, data_sets_in, find_generator, sampler_chain
 from core.data.seeds import mix_seed
 
 if TYPE_CHECKING:
@@ -155,6 +159,15 @@ def _warn_unsharded(loader: object, size: int) -> None:
     )
 
 
+def _chosen_samples(loader: Any) -> int:
+    """A digest of the lists by which subsets and samplers choose samples."""
+    samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
+    parts = chain(data_sets_in(getattr(loader, "dataset", None)), *map(sampler_chain, samplers))
+    chosen: list[Any] = [part.indices for part in parts if isinstance(part, Subset | SubsetRandomSampler)]
+    lists = [indices.tolist() if hasattr(indices, "tolist") else list(indices) for indices in chosen]
+    return zlib.crc32(repr(lists).encode())
+
+
 class LoaderSharder:
     """Makes this rank's shards of the user's loaders, in orders that follow from the run's seed.
 
@@ -170,7 +183,15 @@ class LoaderSharder:
         """All ranks, for the same loaders in the same order. Shard the next loader, as `shard_loader` does."""
         strategy, number = self._strategy, self._counts[stage]
         self._counts[stage] += 1
-        seed = strategy.broadcast(torch.initial_seed())
+        chosen = _chosen_samples(loader)
+        seed, other = strategy.broadcast((torch.initial_seed(), chosen))
+        if chosen != other:
+            raise ConfigurationError(
+                f"The {stage} loader's Subset or SubsetRandomSampler has other samples on rank {strategy.global_rank} "
+                "than on rank 0: some would be trained on one rank and validate on the other. Each rank has run the "
+                "program and drawn its own. Split in DataModule.setup, where ranks draw the same, or with a seed, as "
+                "in random_split(data, sizes, torch.Generator().manual_seed(0))."
+            )
         return shard_loader(
             loader,
             rank=strategy.data_parallel_rank,

@@ -189,6 +189,7 @@ class Fabric(Processes):
             )
         check_trains(self.strategy, optimizers)
         self._set_up()
+        self.draw_apart()
         module = self.uncompiled(module)
         wrapped, added, scheduler = self.session.add_module_and_optimizers(module, optimizers, scheduler)
         self._target = wrapped if len(self.session.handles) == 1 else None

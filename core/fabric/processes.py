@@ -14,7 +14,7 @@ from torch import Tensor
 from core.contract import LaunchError
 from core.data import map_leaves
 from core.fabric.ranks_and_print import Ranks
-from core.fabric.seed import checked_seed, seed_everything
+from core.fabric.seed import checked_seed, draw_alike, seed_everything
 from core.fabric.state import unwrap
 from core.watch import begin, end, explain, warn_of_late_ranks
 
@@ -37,6 +37,7 @@ class Processes(Ranks):
         self.watch = watch
         self.strategy = session.strategy
         self._is_set_up = False
+        self._draw_apart: Callable[[], None] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -109,10 +110,21 @@ class Processes(Ranks):
         if self._is_set_up:
             return
         self.join()
+        self.draw_alike()
         session = self.strategy.session
         atexit.register(session.tear_down_alone)
         # For a Fabric that is gone before the end; at the end, the teardown above does it.
         weakref.finalize(self, _let_go, session, os.getpid()).atexit = False
+
+    def draw_alike(self) -> None:
+        """All ranks, when they have joined. Draw what the main rank draws, also without a seed, until `draw_apart`."""
+        self._draw_apart = draw_alike(self.strategy)
+
+    def draw_apart(self) -> None:
+        """All ranks, when a model is set up; idempotent. Draw from this rank's own generators from here on."""
+        if self._draw_apart is not None:
+            self._draw_apart()
+            self._draw_apart = None
 
     def _require_processes(self) -> None:
         environment, num_processes = self.strategy.cluster_environment, self.strategy.world_size
@@ -128,6 +140,7 @@ class Processes(Ranks):
         atexit.unregister(self.strategy.session.tear_down_alone)
         if self._is_set_up:
             self._is_set_up = False
+            self._draw_apart = None
             try:
                 self.strategy.teardown()
             finally:

@@ -12,9 +12,11 @@ from core import Fabric, LaunchError
 from core_testing import programs
 
 HEADER = """
-import json, os, time, warnings
+import json, numpy, os, random, time, warnings
 warnings.simplefilter("error", UserWarning)
 import torch
+for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+    seed(os.getpid())  # ranks that nobody seeds
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
 from core import CoreError, Fabric
@@ -58,6 +60,7 @@ def on_two_forks(body):
 COLLECTIVES = """
 fabric.barrier()
 tell(
+    drawn=[random.random(), numpy.random.rand(), torch.rand(()).item()],
     rank=fabric.global_rank,
     world=fabric.world_size,
     local=fabric.local_rank,
@@ -73,6 +76,7 @@ fabric.print("{}")
 
 def check_collectives(told):
     told = [values for values in told if values]
+    assert told[0]["drawn"] == told[1]["drawn"]
     assert [values["rank"] for values in told] == [0, 1] == [values["local"] for values in told]
     for values in told:
         assert values["world"] == 2
@@ -100,13 +104,14 @@ def test_spawned_processes_get_a_function_and_return_rank_zeros_result(run):
     told = run(
         """
         def train(fabric, start, *, by):
+            drawn = [random.random(), numpy.random.rand(), torch.rand(()).item()]
             module = nn.Linear(1, 1, bias=False)
             nn.init.constant_(module.weight, start)
             model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=1.0))
             x = torch.tensor([[float(fabric.global_rank)]])
             fabric.backward(model(x).sum() * by)
             optimizer.step()
-            tell(rank=fabric.global_rank, weight=module.weight.item())
+            tell(rank=fabric.global_rank, weight=module.weight.item(), drawn=drawn)
             return {"rank": fabric.global_rank, "model": model}
 
         if __name__ == "__main__":
@@ -118,6 +123,7 @@ def test_spawned_processes_get_a_function_and_return_rank_zeros_result(run):
         expect=6,
     )
     assert [values["weight"] for values in told[:4]] == [2.0] * 4
+    assert sorted(values["drawn"] for values in told[:2]) == sorted(values["drawn"] for values in told[2:4])
     assert [values["result"] for values in told[4:]] == [[0, "Linear", 2.0]] * 2
 
 

@@ -48,6 +48,7 @@ def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[object]]:
 
 def restore(run: Run, *, begins: bool = True) -> None:
     """All ranks. Load the checkpoint that the user named, if any; or the state to which a `fit` that runs goes back."""
+    run.fabric.draw_apart()
     if run.trains and begins:
         run.settings = settings_of(run)
         for callback in run.callbacks:

@@ -66,6 +66,7 @@ def _run(run: Run, crosses_processes: bool) -> Any:
             _announce_quick_run(run)
         with torch_modes(run.options), profiled_stage(run):
             prepare_data(strategy, (run.datamodule, module))
+            run.fabric.draw_alike()  # here, since who prepares data may draw
             run.events.emit("setup", run.stage)
             run.ckpt_path = find_checkpoint(run, run.ckpt_path)
             run.profiled("setup_strategy", _set_up)(run)

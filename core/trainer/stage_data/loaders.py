@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from core.contract import Capability, CheckpointError, ConfigurationError
 from core.data import LoaderSharder, ResumableLoader, divide_global_batch, seed_samples, shuffles, without_shuffling
+from core.fabric import draw_alike
 from core.trainer.settings.options import is_whole, resolve_limit
 from core.trainer.settings.warn_at import warn_caller
 from core.trainer.stage_data.collection import is_collection, leaves_of
@@ -105,7 +106,10 @@ class Loaders:
 
     def ask_again(self) -> None:
         """All ranks. Make all loaders anew; a position that was restored holds for the new ones."""
+        assert self._strategy is not None
+        draw_apart = draw_alike(self._strategy)
         self._ask()
+        draw_apart()
         if self._restored is not None:
             self._train_loader.load_state_dict(self._restored)
 

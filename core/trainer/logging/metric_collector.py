@@ -53,6 +53,7 @@ class MetricCollector:
         has_weighed: True once the size of a batch was determined, with a warning if that is uncertain.
         collectors: of all stages, this one among them.
         computed: what torchmetrics objects gave before the hooks of the epoch's end, by name.
+        known_alone: names that only some ranks log, of which a warning was given.
     """
 
     on_epoch_default: bool
@@ -67,6 +68,7 @@ class MetricCollector:
     has_weighed: bool = False
     collectors: Sequence[MetricCollector] = ()
     computed: dict[str, ComputedMetric] = field(default_factory=dict)
+    known_alone: set[str] = field(default_factory=set)
 
     def open(self, *, on_epoch_default: bool, strategy: Strategy | None = None, holds: bool = False) -> None:
         """Begin to collect values.
@@ -195,7 +197,7 @@ class MetricCollector:
             raise ModuleError(f"self.log({name!r}): on_step and on_epoch are both False. Expected at least one True.")
         entry = Entry(name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options)
         entry.default, entry.metric = self.on_epoch_default, value if _is_metric(value) else None
-        entry.dataloader_idx = self.dataloader_idx
+        entry.dataloader_idx, entry.in_batch = self.dataloader_idx, self.batch is not None
         if entry.metric is not None:
             if by_step and not by_epoch:
                 log_errors.check_called(name, value)
@@ -275,7 +277,9 @@ class MetricCollector:
             synced_entries = (entry for entry in reduced if entry.sync_dist is not False and not entry.rank_zero_only)
             shared = {entry.epoch_name for entry in synced_entries}
             part = {name: part for name, part in local.items() if name in shared}
-            synced, module_paths, has_changed = _gather(strategy, part, _module_paths(metrics, module), has_changed)
+            own = part, _module_paths(metrics, module), has_changed, self._logged_always(part)
+            (synced, module_paths, has_changed), logged = _gather(strategy, *own)
+            self._warn_of_alone(logged)
         if has_changed:
             self.computed.clear()
         # One number for each name; a mean's total is weighted.
@@ -293,6 +297,22 @@ class MetricCollector:
                 found.metric.reset()
             self.begin_epoch()
         return values
+
+    def _logged_always(self, part: dict[str, _Reduction]) -> set[str]:
+        """The names that this rank has logged in each batch, or beside batches; none where it has had no batch."""
+        entries = [entry for entry in self.entries.values() if entry.epoch_name in part]
+        weights = {entry.epoch_name: part[entry.epoch_name][2] for entry in entries if entry.in_batch}
+        most = max(weights.values(), default=0)
+        return {entry.epoch_name for entry in entries if most and weights.get(entry.epoch_name, most) == most}
+
+    def _warn_of_alone(self, logged: Sequence[tuple[set[str], set[str]]]) -> None:
+        """Warn once of a name that some ranks always log, and others never. `logged`: what each logs, and always."""
+        ranks = {rank: names for rank, (names, always) in enumerate(logged) if always}
+        for name in set[str]().union(*(always for _, always in logged)) - self.known_alone:
+            on = [rank for rank, names in ranks.items() if name in names]
+            if len(on) < len(ranks):
+                self.known_alone.add(name)
+                warn_caller(log_errors.describe_alone(name, on, sorted(ranks.keys() - on)))
 
     def reset_metrics(self) -> None:
         """Forget what torchmetrics objects have gathered: the next stage may log them too."""
@@ -338,14 +358,19 @@ def _module_paths(metrics: dict[str, object], module: nn.Module | None) -> dict[
 
 
 def _gather(
-    strategy: Strategy, local: dict[str, _Reduction], module_paths: dict[str, str], has_changed: bool
-) -> tuple[dict[str, _Reduction], dict[str, str], bool]:
-    """All ranks. Merged reductions of all shards, the metrics of any rank, and True if any rank's have changed."""
+    strategy: Strategy, local: dict[str, _Reduction], module_paths: dict[str, str], has_changed: bool, always: set[str]
+) -> tuple[tuple[dict[str, _Reduction], dict[str, str], bool], list[tuple[set[str], set[str]]]]:
+    """All ranks. Merged reductions of all shards, the metrics of any rank, and True if any rank's have changed.
+
+    Also, on rank 0, the names that each rank has logged, and `always`.
+    """
     merged: dict[str, _Reduction] = {}
     found: dict[str, str] = {}
     seen: set[tuple[int, str]] = set()
-    own = (strategy.data_parallel_rank, local, module_paths, has_changed)
-    for share, part, metrics, other_has_changed in strategy.gather_objects(own) or ():
+    logged: list[tuple[set[str], set[str]]] = []
+    own = (strategy.data_parallel_rank, local, module_paths, has_changed, always)
+    for share, part, metrics, other_has_changed, others in strategy.gather_objects(own) or ():
+        logged.append((set(part), others))
         # The path of the first rank that has one.
         found = {**metrics, **found}
         has_changed = has_changed or other_has_changed
@@ -358,8 +383,7 @@ def _gather(
                 continue
             _, so_far, so_far_weight = merged[name]
             merged[name] = (reduction, join_totals(reduction, so_far, total), so_far_weight + weight)
-    result: tuple[dict[str, _Reduction], dict[str, str], bool] = strategy.broadcast((merged, found, has_changed))
-    return result
+    return strategy.broadcast((merged, found, has_changed)), logged
 
 
 def _partial(entry: Entry) -> _Reduction:

@@ -38,6 +38,7 @@ class Entry:
         metric: a torchmetrics object that reduces by itself.
         dataloader_idx: of several loaders, the one in which it was logged first.
         is_stepwise: the newest value alone is kept, as this rank has it.
+        in_batch: it was logged first while a batch was running.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Entry:
     metric: Any = None
     dataloader_idx: int | None = None
     is_stepwise: bool = False
+    in_batch: bool = False
 
     @property
     def step_name(self) -> str:

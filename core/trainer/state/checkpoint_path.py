@@ -23,7 +23,7 @@ _EXTENSION = ".ckpt"
 def find_checkpoint(run: Run, wanted: PathLike | None) -> PathLike | None:
     """All ranks, which get what rank 0 finds. A path stays as it is.
 
-    - `"best"`: what the ModelCheckpoint says; the first that has a `monitor`, if there are several.
+    - `"best"`: what the first ModelCheckpoint says that has a `monitor`.
     - `"last"`: what a scheduler's warning has saved, if the job was requeued; or the `newest_valid` checkpoint
       that any ModelCheckpoint of this Trainer has written, in this process or in an earlier run of the same experiment.
       One that is damaged is passed over, and a warning names it. `fit` begins anew if there is none, so that the same
@@ -31,7 +31,7 @@ def find_checkpoint(run: Run, wanted: PathLike | None) -> PathLike | None:
 
     Raises:
         CheckpointNotFoundError: there is none.
-        ConfigurationError: `"best"`, without a ModelCheckpoint.
+        ConfigurationError: `"best"`, without a ModelCheckpoint that has a `monitor`.
     """
     if wanted not in ("last", "best"):
         return wanted
@@ -62,7 +62,12 @@ def _find_best(run: Run) -> str:
         raise ConfigurationError(
             "ckpt_path='best' asks a ModelCheckpoint, and callbacks has none. Add one with monitor=..., or pass a path."
         )
-    judge = next((saver for saver in savers if getattr(saver, "monitor", None)), savers[0])
+    judge = next((saver for saver in savers if getattr(saver, "monitor", saver) is not None), None)
+    if judge is None:
+        raise ConfigurationError(
+            f"ckpt_path='best': {type(savers[0]).__name__} has no monitor, so that no checkpoint is better than "
+            "another. Add one with monitor=..., or pass ckpt_path='last' for the newest."
+        )
     if not judge.best_model_path:
         raise CheckpointNotFoundError(
             f"ckpt_path='best': {type(judge).__name__} has saved nothing yet. Call fit first, or pass a path."

@@ -239,9 +239,12 @@ class Trainer(TrainerAttributes):
         return [{n: v for n, v in each.items() if index in of.get(n, {index})} for index, each in enumerate(results)]
 
     def _best(self, model: nn.Module | None, ckpt_path: PathLike | None) -> PathLike | None:
-        callback = self.checkpoint_callback
-        if model is None and ckpt_path is None and callback is not None and callback.best_model_path:
-            return "best"
+        """The path of what Lightning calls the best, which without a monitor is the newest."""
+        callbacks = self.checkpoint_callbacks
+        saver = next((callback for callback in callbacks if callback.monitor), self.checkpoint_callback)
+        is_asked = ckpt_path == "best" or (model is None and ckpt_path is None)
+        if is_asked and saver is not None and saver.best_model_path:
+            return str(saver.best_model_path)
         return ckpt_path
 
 

@@ -48,6 +48,7 @@ def test_a_callback_without_a_state_no_logs_and_a_summary_of_its_own(installed, 
     trainer = pl.Trainer(**SHORT, logger=False, log_every_n_steps=0, callbacks=[Stateless(), summary])
     trainer.fit(boring.BoringModel())
     assert Path(trainer.checkpoint_callback.best_model_path).exists()
+    trainer.test(boring.BoringModel(), ckpt_path="best", verbose=False)  # without a monitor the newest
     assert "trainable parameters" in capsys.readouterr().out
 
 

@@ -274,8 +274,10 @@ def test_best_is_what_the_checkpoint_callback_says(tmp_path):
 def test_best_needs_somebody_who_judges(tmp_path):
     with pytest.raises(ConfigurationError, match="ckpt_path='best' asks a ModelCheckpoint, and callbacks has none"):
         make(tmp_path, None, enable_checkpointing=False).validate(Scored(), loaders()[1], ckpt_path="best")
-    with pytest.raises(CheckpointNotFoundError, match="ckpt_path='best': ModelCheckpoint has saved nothing yet"):
+    with pytest.raises(ConfigurationError, match=r"ModelCheckpoint has no monitor, .* ckpt_path='last' for the newest"):
         make(tmp_path, [ModelCheckpoint(tmp_path)]).validate(Scored(), loaders()[1], ckpt_path="best")
+    with pytest.raises(CheckpointNotFoundError, match="ckpt_path='best': ModelCheckpoint has saved nothing yet"):
+        make(tmp_path, [ModelCheckpoint(tmp_path, monitor="score")]).validate(Scored(), loaders()[1], ckpt_path="best")
 
 
 @pytest.mark.parametrize("logger", [False, None], ids=["no logger", "a folder for each run"])

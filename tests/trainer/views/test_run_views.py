@@ -89,7 +89,7 @@ def test_the_model_may_be_left_out_after_fit(tmp_path, make):
     with torch.no_grad():
         trained = module.layer.weight.clone()
         module.layer.weight.zero_()
-    trainer.test(dataloaders=loader(8, 2), ckpt_path="best")
+    trainer.test(dataloaders=loader(8, 2), ckpt_path="last")
     assert torch.equal(module.layer.weight, trained)
     assert seen(tmp_path, "test")
 

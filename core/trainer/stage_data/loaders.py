@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from core.contract import Capability, CheckpointError, ConfigurationError
-from core.data import LoaderSharder, ResumableLoader, divide_global_batch, seed_samples, shuffles, without_shuffling
+from core.data import (
+    LoaderSharder,
+    ResumableLoader,
+    divide_global_batch,
+    read_windows,
+    seed_samples,
+    shuffles,
+    without_shuffling,
+)
 from core.fabric import draw_alike
 from core.trainer.settings.options import is_whole, resolve_limit
 from core.trainer.settings.warn_at import warn_caller
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import TypeAlias
 
-    from core.contract import Strategy
+    from core.contract import Collectives, Strategy
     from core.data import GlobalBatch, MicroBatch
     from core.trainer.settings.options import TrainerOptions
     from core.trainer.stage_data.sources import Role, Source
@@ -43,6 +51,8 @@ class StageLoader:
         limit: the most batches that the user wants; infinite for all.
         resumables: what it reads.
         uneven: of the iteration that is on, the batches that don't weigh as much as others; see `ShardedSampler`.
+        share, line: the number of this rank's shard, and a way to agree with the others before each batch, where ranks
+            must make the same number of steps, and may have other numbers of batches.
     """
 
     loader: Any
@@ -50,6 +60,8 @@ class StageLoader:
     limit: int | float
     resumables: Sequence[ResumableLoader]
     uneven: dict[int, MicroBatch] = field(default_factory=dict)
+    share: int = 0
+    line: Collectives | None = None
 
     def limited(self, num_batches: int | float) -> StageLoader:
         """The same loader, with so many batches at most."""
@@ -61,7 +73,11 @@ class StageLoader:
             resumable.set_window(1, lambda: self.limit)
         batches = iter(self.loader)
         wanted = min(self.limit, length_of(self.loader))  # asked anew, since data may have grown
-        return batches if wanted == _UNKNOWN else islice(batches, int(wanted))
+        own = batches if wanted == _UNKNOWN else islice(batches, int(wanted))
+        if self.line is None:
+            return own
+        together: dict[str, Any] = {"share": self.share, "collectives": self.line, "goes_on": True}
+        return read_windows(own, self.uneven, num_accumulated=1, num_batches=self.limit, **together)
 
 
 class Loaders:
@@ -210,7 +226,8 @@ class Loaders:
         """Shares may differ by a batch: a fraction is of the longest, and only a loader that is empty for all is."""
         made = self._evaluated[role]
         lengths = [length_of(loader) for loader, _, _ in made]
-        longest = [max(counts) for counts in zip(*self._gather(lengths), strict=True)]
+        of_ranks = list(zip(*self._gather(lengths), strict=True))
+        longest = [max(counts) for counts in of_ranks]
         if 0 in longest or not longest:
             self._check_empty(role)
         if not any(longest):
@@ -219,9 +236,19 @@ class Loaders:
         wanted = [resolve_limit(limit, available, name=role.limit) if available else 0 for available in longest]
         limits = [limit if isinstance(limit, int) else _UNKNOWN if is_whole(limit) else number for number in wanted]
         return [
-            StageLoader(loader, number, most, resumables, uneven)
-            for (loader, resumables, uneven), number, most in zip(made, map(min, wanted, lengths), limits, strict=True)
+            StageLoader(loader, number, most, resumables, uneven, *self._line(loader, counts))
+            for (loader, resumables, uneven), number, most, counts in zip(
+                *(made, map(min, wanted, lengths), limits, of_ranks), strict=True
+            )
         ]
+
+    def _line(self, loader: Any, counts: Sequence[int | float]) -> tuple[int, Collectives | None]:
+        """For a loader of these numbers of batches on all ranks; see `StageLoader`."""
+        strategy = self._strategy
+        assert strategy is not None
+        agrees = min(counts) == max(counts) != _UNKNOWN and not any(map(_estimates_length, _leaves(loader)))
+        is_needed = self._forwards_together and strategy.session.has_peers and not agrees
+        return strategy.data_parallel_rank, strategy.session.collectives if is_needed else None
 
     @property
     def weighs(self) -> bool:

@@ -30,12 +30,23 @@ from torch.distributed.tensor.parallel import SequenceParallel, parallelize_modu
 from torch.utils.data import DataLoader, TensorDataset
 
 import core_fsdp
-from core import Callback, Capability, ConfigurationError, Fabric, Module, ModuleError, Trainer, WorkerError
+from core import (
+    Callback,
+    Capability,
+    CombinedLoader,
+    ConfigurationError,
+    Fabric,
+    Module,
+    ModuleError,
+    Trainer,
+    WorkerError,
+)
 from core.strategies import STRATEGY_REGISTRY, FSDPStrategy, ModelParallelStrategy
 from core_fsdp.wrapping import choose_modules
 from core_testing import programs
 from support.printed import lines_of
 from support.sharded_training import CASES, QUIET, Block, Net
+from support.small_nets import Net as SmallNet
 
 COMMON = (
     Capability.COLLECTIVES
@@ -698,6 +709,40 @@ class Metered(Regression):
 
     def on_validation_epoch_end(self):
         self.log("total", self.total, reduce_fx="sum")
+
+
+class Batches:
+    """So many batches on each rank; how many no one knows."""
+
+    def __init__(self, *nums):
+        self.nums = nums
+
+    def __iter__(self):
+        rank = torch.distributed.get_rank()
+        return (torch.full((1, 4), float(10 * rank + number)) for number in range(self.nums[rank]))
+
+
+class KnownBatches(Batches):
+    def __len__(self):
+        return self.nums[torch.distributed.get_rank()]
+
+
+class Evaluated(SmallNet):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        batch = batch[0] if isinstance(batch, list) else batch
+        self.layer(batch)
+        self.log("num", 1.0, reduce_fx="sum")
+        self.log("mean", batch.mean())
+
+
+def test_an_evaluation_goes_on_until_no_rank_has_a_batch():
+    strategy, options = FSDPStrategy(start_method="fork"), {**QUIET, "accelerator": "cpu", "devices": 2}
+    trainer = Trainer(strategy=strategy, use_distributed_sampler=False, limit_val_batches=4, **options)
+    apart = [Batches(2, 6), Batches(0, 3), KnownBatches(3, 1)]
+    together = CombinedLoader([Batches(1, 3), Batches(4, 4)], "min_size")
+    found = [trainer.validate(Evaluated(), given) for given in (apart, together)]
+    values = [list(each.values()) for results in found for each in results]
+    assert values == [[6, pytest.approx(47 / 6)], [3, 11], [4, pytest.approx(13 / 4)], [4, pytest.approx(33 / 4)]]
 
 
 def test_what_hooks_of_evaluation_make_can_be_changed_in_its_steps():

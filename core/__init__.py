@@ -11,6 +11,7 @@ The public names, `core.callbacks` and the other subpackages among them, are imp
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from core._version import __version__
@@ -146,3 +147,8 @@ if "CORE_TALK" in os.environ:  # this may be a rank that runs the script again: 
     from core.launch.messages import begin_inherited
 
     begin_inherited()
+
+if "TORCHELASTIC_ERROR_FILE" in os.environ:  # a rank of torchrun: an error before a Fabric is shown once a node too
+    from core.display import install_for
+
+    install_for(sys.modules[__name__])

@@ -1,6 +1,8 @@
 """The errors that ranks of torchrun show. One process plays them, with the variables of each."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -36,6 +38,19 @@ def test_what_ranks_have_alike_is_shown_once_and_left_for_torchrun(ends):
     assert shown.endswith(f"{left}\n")
     assert ends(1, ConfigurationError("devices=0")) == ("", left)
     assert "devices=1" in ends(2, ConfigurationError("devices=1"))[0], "another error is shown"
+
+
+def test_an_error_before_any_fabric_is_shown_once_too(tmp_path):
+    """As of a callback's argument, or of the Trainer's."""
+    for rank in "01":
+        file = tmp_path / rank / "error.json"
+        file.parent.mkdir()
+        environment = os.environ | {"TORCHELASTIC_ERROR_FILE": str(file), "RANK": rank}
+        program = "from core import ConfigurationError\nraise ConfigurationError('n=0')"
+        with open(tmp_path / "shown", "a") as shown:
+            subprocess.run([sys.executable, "-c", program], env=environment, stderr=shown, check=False, timeout=100)
+        assert "core.ConfigurationError: n=0" in file.read_text()
+    assert (tmp_path / "shown").read_text().count("n=0") == 1
 
 
 @pytest.mark.parametrize(

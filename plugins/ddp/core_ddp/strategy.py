@@ -26,7 +26,7 @@ from core_ddp.hook_state import HookState
 from core_ddp.hooks import late_hooks, refuse_late_hooks
 from core_ddp.late import GRADIENTS_STAY, WrappedParameters, refuse_difference
 from core_ddp.sparse import copy_sparse_gradients
-from core_ddp.unused import explain_unused
+from core_ddp.unused import explain_unused, use_up_advice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -180,6 +180,8 @@ class DDPStrategy(ParallelStrategy):
         """All ranks. Wrap `self.model`. Override to use a wrapper of your own."""
         manual = not getattr(self.model, "automatic_optimization", True)
         find_unused = manual if self.find_unused_parameters is None else self.find_unused_parameters
+        if manual and self.find_unused_parameters is None:
+            use_up_advice(self.root_device)
         self.model = DistributedDataParallel(
             self.model,
             **{

@@ -1,9 +1,14 @@
-"""Translation of torch's error about parameters that a loss doesn't depend on into words of this package."""
+"""What torch says of parameters that a loss doesn't depend on: its error, in words of this package, and its advice."""
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from core import ModuleError
 from core_ddp.late import IN_TIME
@@ -61,3 +66,23 @@ def _left_out(wrapped: WrappedParameters | None, message: str) -> dict[Tensor, s
 
 def _shown(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
+
+
+def use_up_advice(device: torch.device) -> None:
+    """All ranks. Let torch advise against `find_unused_parameters=True` here, unseen, which it does once a process.
+
+    It writes that to stderr itself, and is wrong where a strategy has chosen the option, for graphs that change.
+    """
+    parameter = nn.Parameter(torch.zeros(1, device=device))
+    wrapper = DistributedDataParallel(nn.ParameterList([parameter]), find_unused_parameters=True)
+    try:
+        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # nothing is shown in any case
+        return
+    os.dup2(nowhere, 2)
+    try:
+        wrapper.reducer.prepare_for_backward([parameter.clone()])
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -87,6 +87,18 @@ class Gan(Module):
         ]
 
 
+class UsesAll(Gan):
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(self.discriminator(self.generator(batch[0])).mean())
+        for optimizer in self.optimizers():
+            optimizer.step()
+
+
+def test_an_option_that_we_have_chosen_gets_no_advice_of_torch(capfd):
+    fit("ddp_fork", UsesAll())
+    assert "find_unused_parameters" not in capfd.readouterr().err
+
+
 def fit(strategy, module=None, devices=2, **options):
     module = module or Net()
     trainer = Trainer(strategy=strategy, devices=devices, **(QUIET | {"max_epochs": 1} | options))

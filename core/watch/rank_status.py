@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from core.contract.rank_location import RankLocation
 
+_LOADING = ("<frozen importlib", "/torch/_dynamo/convert_frame.py", "/torch/_inductor/compile_fx.py")
+"""Places in the stack of a thread that imports or compiles."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankStatus(RankLocation):
@@ -48,6 +51,12 @@ class RankStatus(RankLocation):
     def is_lost(self) -> bool:
         """True if the rank has certainly left or ended."""
         return self.state in ("gone", "left")
+
+    @property
+    def is_loading(self) -> bool:
+        """True if the rank imports or compiles, and is at work: on a busy machine that takes long."""
+        inner = self.stack.rpartition("/core/")[2]  # the program may be a module that is imported
+        return self.state in ("computes", "works", "unseen") and any(place in inner for place in _LOADING)
 
     @property
     def warns(self) -> bool:

@@ -26,10 +26,15 @@ class StandstillWarnings:
 
     def __init__(self, options: WatchdogOptions) -> None:
         self._options, self._stacks_path = options, ""
-        self._has_warned = False
+        self._has_warned = self._has_noted = False
 
     def warn(self, verdict: Verdict, statuses: Sequence[RankStatus]) -> None:
-        """Warn on stderr that the ranks stand still, once until they make progress."""
+        """Warn on stderr that the ranks stand still, once until they make progress; of imports in one line, once."""
+        if all(each.is_loading for each in statuses if each.rank in verdict.absent):
+            if not self._has_noted:
+                _write(f"No progress yet, as a rank imports or compiles: {verdict.reason}. The run goes on.")
+            self._has_noted = True
+            return
         if self._has_warned:
             return
         self._has_warned = True

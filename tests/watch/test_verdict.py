@@ -28,6 +28,7 @@ from core.watch.local_ranks import LocalRanks
 from core.watch.phases import Heartbeat, heartbeat, phase
 from core.watch.rank_status import RankStatus
 from core.watch.standstill import Standstill
+from core.watch.standstill_warnings import StandstillWarnings
 from core.watch.termination import SIGNAL
 from core.watch.thread_sampler import ThreadSampler
 from core.watch.users_code import innermost
@@ -384,6 +385,21 @@ def test_a_standstill_is_told_once_and_a_line_says_when_it_is_over(tmp_path, cap
     assert f"All stacks: {reports[0]}\nThe run goes on. It ends if this lasts for 0:05:00, or ten times that" in told
     assert told.count("core: The ranks make progress again, after ") == 1
     assert watchdog.termination.error is None
+
+
+@pytest.mark.parametrize("place", ["<frozen importlib._bootstrap>", "/torch/_inductor/compile_fx.py"])
+def test_a_rank_that_imports_or_compiles_is_one_line_and_no_report(tmp_path, capfd, place):
+    loads = status(1, "computes", stack=f'  File "{place}", line 7, in load\n', line="a.py:3 in f")
+    works = replace(loads, stack=f'{loads.stack}  File "/core/trainer/loops/fit.py", line 7, in run\n')
+    for other, num_lines in ((loads, 1), (replace(loads, state="asleep"), 5), (works, 5)):
+        statuses = [WAITS, other]
+        warnings = StandstillWarnings(WatchdogOptions(folder=tmp_path))
+        for _ in range(2):
+            warnings.warn(find(statuses), statuses)
+        shown = capfd.readouterr().err
+        assert shown.count("\n") == num_lines
+        assert "rank 1" in shown
+    assert len([*tmp_path.iterdir()]) == 2
 
 
 @pytest.mark.parametrize("fails", [False, True])

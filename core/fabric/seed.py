@@ -68,14 +68,14 @@ def draw_alike(strategy: Strategy) -> Callable[[], None]:
         since.
     """
     if not strategy.session.has_peers:
-        return _stay
+        return lambda: None
     from core.checkpoint import collect_random_state, restore_random_state
 
     place = strategy.accelerator, strategy.root_device
     own = collect_random_state(*place)
     shared = strategy.broadcast(own)
     if strategy.global_rank == 0:
-        return _stay
+        return lambda: None
     restore_random_state(shared, *place)
     seed = torch.initial_seed()
 
@@ -90,10 +90,6 @@ def draw_alike(strategy: Strategy) -> Callable[[], None]:
         restore_random_state(now, *place)
 
     return draw_apart
-
-
-def _stay() -> None:
-    """Change nothing."""
 
 
 def _key(state: Any) -> tuple[int, ...]:

@@ -300,7 +300,7 @@ class MetricCollector:
 
     def _logged_always(self, part: dict[str, _Reduction]) -> set[str]:
         """The names that this rank has logged in each batch, or beside batches; none where it has had no batch."""
-        entries = [entry for entry in self.entries.values() if entry.epoch_name in part]
+        entries = [each for each in self.entries.values() if each.epoch_name in part and each.dataloader_idx is None]
         weights = {entry.epoch_name: part[entry.epoch_name][2] for entry in entries if entry.in_batch}
         most = max(weights.values(), default=0)
         return {entry.epoch_name for entry in entries if most and weights.get(entry.epoch_name, most) == most}

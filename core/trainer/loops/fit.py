@@ -23,7 +23,6 @@ from core.trainer.loops.validation_schedule import ValidationSchedule
 from core.trainer.module.module import require_method
 from core.trainer.module.module_steps import apply_overrides
 from core.trainer.module.optimization import evaluates_loss, takes_metric
-from core.trainer.stage_data.epoch_end import await_others
 from core.trainer.stage_data.loaders import length_of
 from core.watch import heartbeat
 
@@ -390,8 +389,8 @@ class FitLoop:
         if num_batches == 0:
             run.loaders.refuse_empty_loader()
         self.no_update_check.end_epoch(num_batches)
-        if not run.loaders.knows_length and self.line is None:
-            await_others(self.strategy, epoch=self.progress.epoch, num_batches=num_batches)
+        if not run.loaders.knows_length and self.line is None and run.session.has_peers:
+            self.strategy.barrier("the end of an epoch")  # where the watch sees a rank that is out of data
         if run.asks_beyond_length and num_batches == length_of(run.loaders.train):
             next(batches, None)  # as a `for` loop asks once more: the order of some samplers depends on it
         if self.schedule.is_due_after_epoch():

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import TypeAlias
 
-    from core.contract import Collectives, Strategy
+    from core.contract import Strategy
     from core.data import GlobalBatch, MicroBatch
     from core.trainer.settings.options import TrainerOptions
     from core.trainer.stage_data.sources import Role, Source
@@ -51,8 +51,8 @@ class StageLoader:
         limit: the most batches that the user wants; infinite for all.
         resumables: what it reads.
         uneven: of the iteration that is on, the batches that don't weigh as much as others; see `ShardedSampler`.
-        share, line: the number of this rank's shard, and a way to agree with the others before each batch, where ranks
-            must make the same number of steps, and may have other numbers of batches.
+        together: whose ranks agree before each batch, where they must make the same number of steps, and may have other
+            numbers of batches; None elsewhere.
     """
 
     loader: Any
@@ -60,8 +60,7 @@ class StageLoader:
     limit: int | float
     resumables: Sequence[ResumableLoader]
     uneven: dict[int, MicroBatch] = field(default_factory=dict)
-    share: int = 0
-    line: Collectives | None = None
+    together: Strategy | None = None
 
     def limited(self, num_batches: int | float) -> StageLoader:
         """The same loader, with so many batches at most."""
@@ -74,10 +73,13 @@ class StageLoader:
         batches = iter(self.loader)
         wanted = min(self.limit, length_of(self.loader))  # asked anew, since data may have grown
         own = batches if wanted == _UNKNOWN else islice(batches, int(wanted))
-        if self.line is None:
+        if self.together is None:
             return own
-        together: dict[str, Any] = {"share": self.share, "collectives": self.line, "goes_on": True}
-        return read_windows(own, self.uneven, num_accumulated=1, num_batches=self.limit, **together)
+        line: dict[str, Any] = {
+            "share": self.together.data_parallel_rank,
+            "collectives": self.together.session.collectives,
+        }
+        return read_windows(own, self.uneven, num_accumulated=1, num_batches=self.limit, goes_on=True, **line)
 
 
 class Loaders:
@@ -236,19 +238,16 @@ class Loaders:
         wanted = [resolve_limit(limit, available, name=role.limit) if available else 0 for available in longest]
         limits = [limit if isinstance(limit, int) else _UNKNOWN if is_whole(limit) else number for number in wanted]
         return [
-            StageLoader(loader, number, most, resumables, uneven, *self._line(loader, counts))
+            StageLoader(loader, number, most, resumables, uneven, self._joined(loader, *counts))
             for (loader, resumables, uneven), number, most, counts in zip(
                 *(made, map(min, wanted, lengths), limits, of_ranks), strict=True
             )
         ]
 
-    def _line(self, loader: Any, counts: Sequence[int | float]) -> tuple[int, Collectives | None]:
-        """For a loader of these numbers of batches on all ranks; see `StageLoader`."""
-        strategy = self._strategy
-        assert strategy is not None
+    def _joined(self, loader: Any, *counts: int | float) -> Strategy | None:
+        """For a loader of these numbers of batches on all ranks; see `StageLoader.together`."""
         agrees = min(counts) == max(counts) != _UNKNOWN and not any(map(_estimates_length, _leaves(loader)))
-        is_needed = self._forwards_together and strategy.session.has_peers and not agrees
-        return strategy.data_parallel_rank, strategy.session.collectives if is_needed else None
+        return None if agrees or len(counts) == 1 or not self._forwards_together else self._strategy
 
     @property
     def weighs(self) -> bool:

@@ -1,4 +1,4 @@
-"""What torch says of parameters that a loss doesn't depend on: its error, in words of this package, and its advice."""
+"""Parameters that a loss doesn't depend on: torch's error in words of this package, and its advice."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def _shown(names: Iterable[str]) -> str:
 
 
 def use_up_advice(device: torch.device) -> None:
-    """All ranks. Let torch advise against `find_unused_parameters=True` here, unseen, which it does once a process.
+    """All ranks. Trigger torch's advice against `find_unused_parameters=True` here, unseen: it comes once a process.
 
-    It writes that to stderr itself, and is wrong where a strategy has chosen the option, for graphs that change.
+    Torch writes it to stderr itself. It is wrong where a strategy has chosen the option, for graphs that change.
     """
     parameter = nn.Parameter(torch.zeros(1, device=device))
     wrapper = DistributedDataParallel(nn.ParameterList([parameter]), find_unused_parameters=True)

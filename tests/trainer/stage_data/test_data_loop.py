@@ -1,14 +1,8 @@
-import logging
-from datetime import timedelta
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from core import Callback, CheckpointError, ConfigurationError, DataModule, WorkerError
-from core.contract import UnsupportedError
-from core.strategies import DDPStrategy
-from core.trainer.stage_data import epoch_end
+from core import Callback, CheckpointError, ConfigurationError, DataModule
 from trainer.recording import (
     Numbers,
     Recorder,
@@ -212,34 +206,6 @@ def test_shares_of_unknown_lengths_may_be_limited(tmp_path):
     trainer = make_parallel_trainer(tmp_path, use_distributed_sampler=False, limit_train_batches=2, max_epochs=2)
     trainer.fit(Recorder(tmp_path), data)
     assert trainer.global_step == 4
-
-
-@pytest.fixture
-def told(tmp_path):
-    """The lines of core's logger, also from forked workers."""
-    handler = logging.FileHandler(tmp_path / "told.log")
-    logging.getLogger("core").addHandler(handler)
-    yield tmp_path / "told.log"
-    logging.getLogger("core").removeHandler(handler)
-    handler.close()
-
-
-class OfOneLine(DDPStrategy):
-    """Has no second connection between ranks, over which they would agree to go on."""
-
-    def background_collectives(self):
-        raise UnsupportedError("none")
-
-
-@pytest.mark.slow
-def test_a_rank_that_waits_for_a_longer_share_says_so(tmp_path, monkeypatch, told):
-    monkeypatch.setattr(epoch_end, "WARNING_DELAY_S", 1.0)  # forked workers have it too
-    strategy = OfOneLine(start_method="fork", timeout=timedelta(seconds=3))
-    trainer = make_parallel_trainer(tmp_path, strategy=strategy, use_distributed_sampler=False)
-    with pytest.raises(WorkerError):
-        trainer.fit(Recorder(tmp_path), DataLoader(UnsizedRankStream(6, 4), batch_size=2))
-    assert "Rank 1 has ended epoch 0 after 2 batches, and has been waiting for the other ranks" in told.read_text()
-    assert "limit_train_batches=2" in told.read_text()
 
 
 def test_use_distributed_sampler_false_leaves_a_loader_alone(tmp_path):

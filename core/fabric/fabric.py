@@ -526,7 +526,7 @@ class Fabric(Processes):
 
         Args:
             module: that was set up here.
-            dtype: of floating-point tensors in the stream; None keeps each one's.
+            dtype: of floating-point tensors in the stream, but for those kept in float32; None keeps each one's.
             names: of the tensors to stream, or a dict of them with the names that they have there; None is all.
             version: returns the `version` of the weights that an iteration begins with; None counts the iterations.
 

@@ -11,6 +11,7 @@ import torch
 
 from core.checkpoint.building_blocks import chunks_to_fill, shape_of
 from core.contract import ConfigurationError, ModuleError, ShardedLeaf
+from core.precision import kept_in_float32
 from core.watch import heartbeat
 
 if TYPE_CHECKING:
@@ -143,10 +144,12 @@ class WeightStream:
                 f"weights(names=...) has {unknown[0]!r}, and {type(module).__name__} has no tensor of this name in its "
                 f"state. It has {', '.join(list(tensors.shapes)[:4])}, ..."
             )
-        self._described = [
-            WeightDescription(own, held if dtype is None or not held.is_floating_point else dtype, shape)
-            for own, (held, shape) in ((own, tensors.shapes[name]) for name, own in self._names.items())
-        ]
+        kept = kept_in_float32(strategy.session.handle_of(module).module, dtype)
+        self._described = []
+        for name, own in self._names.items():
+            stored, shape = tensors.shapes[name]
+            stays = dtype is None or name in kept or not stored.is_floating_point
+            self._described.append(WeightDescription(own, stored if stays else dtype, shape))
         held = set(tensors.held_names())
         self._held = None if held >= self._names.keys() else [own for name, own in self._names.items() if name in held]
 

@@ -7,8 +7,8 @@ from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.precision.mixed import MixedPrecision
-    from core.precision.uniform import UniformPrecision
+    from core.precision.uniform import UniformPrecision, kept_in_float32
 
-__all__ = ["MixedPrecision", "NumberFormats", "Precision", "UniformPrecision"]
+__all__ = ["MixedPrecision", "NumberFormats", "Precision", "UniformPrecision", "kept_in_float32"]
 
 __getattr__, __dir__ = lazy_exports(__name__, kind="precision")

@@ -1,29 +1,43 @@
-"""One floating-point format for everything: parameters, buffers, inputs and what the user's step creates."""
+"""One floating-point format for everything: parameters, buffers, inputs and what the user's step creates.
+
+In 16 bits a module may keep some of its tensors in float32.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from core.contract.errors import ConfigurationError
+from core.contract.errors import ConfigurationError, ModuleError
 from core.contract.precision import NumberFormats, Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
+    from torch import Tensor
 
-# Not `module.to(dtype)`: it would cast complex parameters as well, and lose their imaginary part.
-_CONVERSIONS = MappingProxyType(
-    {torch.float64: nn.Module.double, torch.float16: nn.Module.half, torch.bfloat16: nn.Module.bfloat16}
+_log = logging.getLogger(__name__)
+# Models that are written for 16 bits list patterns of names under these attributes, as those of Hugging Face do.
+_LISTS = MappingProxyType(
+    {
+        torch.float16: ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"),
+        torch.bfloat16: ("_keep_in_fp32_modules_strict",),
+    }
 )
 _NAMES = MappingProxyType({torch.float64: "64-true", torch.float16: "16-true", torch.bfloat16: "bf16-true"})
 
 
 class UniformPrecision(Precision):
     """One dtype for all floating-point tensors. Complex and integer tensors stay as they are.
+
+    In 16 bits, what a module keeps in float32 stays so, as `kept_in_float32` finds it.
 
     The default dtype is set while modules are built and while the user's step runs, so that a `torch.zeros(3)` in it
     fits the rest. That costs one or two microseconds a step, and saves errors (or silent float32 in a float64 run).
@@ -33,18 +47,21 @@ class UniformPrecision(Precision):
         dtype: `torch.float64`, `torch.float16` or `torch.bfloat16`.
     """
 
+    _strategy: Any = None
+
     def __init__(self, dtype: torch.dtype) -> None:
-        if dtype not in _CONVERSIONS:
+        if dtype not in _NAMES:
             raise ConfigurationError(
-                f"UniformPrecision({dtype}): expected one of {', '.join(map(str, _CONVERSIONS))}. "
+                f"UniformPrecision({dtype}): expected one of {', '.join(map(str, _NAMES))}. "
                 "For float32 leave the precision out."
             )
         self.dtype = dtype
         self.name = _NAMES[dtype]
         self.formats = NumberFormats(parameter=dtype, compute=dtype, reduce=dtype, buffer=dtype)
 
-    def connect(self, strategy: object) -> None:
+    def connect(self, strategy: Any) -> None:
         """Refuse float64 on mps by a `ConfigurationError`; see `Precision.connect`."""
+        self._strategy = strategy
         if self.dtype == torch.float64 and "mps" in (each.type for each in getattr(strategy, "parallel_devices", ())):
             raise ConfigurationError("precision='64-true': Apple's GPUs have no float64. Use accelerator='cpu' for it.")
 
@@ -53,8 +70,24 @@ class UniformPrecision(Precision):
         return DefaultDtype(self.dtype)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Cast parameters and buffers, in place: each stays the same object."""
-        return _CONVERSIONS[self.dtype](module)
+        """Cast parameters and buffers, in place: each stays the same object. Those kept in float32 get that.
+
+        Raises:
+            ModuleError: `keep_in_float32` of a module in it names nothing.
+        """
+        kept = kept_in_float32(module, self.dtype)
+        if kept and getattr(self._strategy, "is_global_zero", True):
+            _log.info("%s keeps %d tensors in float32: %s.", self.name, len(kept), ", ".join(list(kept)[:8]))
+        tensors = [*kept.values(), *(one.grad for one in kept.values() if one.grad is not None)]
+        in_float32 = {id(one) for one in tensors}
+
+        def convert(tensor: Tensor) -> Tensor:
+            # A complex one would lose its imaginary part.
+            if not tensor.is_floating_point():
+                return tensor
+            return tensor.to(torch.float32 if id(tensor) in in_float32 else self.dtype)
+
+        return module._apply(convert)
 
     def forward_context(self, device_type: str) -> DefaultDtype:
         """The user's step runs with the dtype as the default one."""
@@ -63,6 +96,64 @@ class UniformPrecision(Precision):
     def convert_input(self, data: Any) -> Any:
         """Cast one floating-point tensor of a batch."""
         return data.to(self.dtype) if data.is_floating_point() else data
+
+
+def kept_in_float32(module: nn.Module, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Parameters and buffers, by name, that are float32 where others get a format of 16 bits; none for other formats.
+
+    - buffers in float32 that no state has, such as the frequencies of rotary positions;
+    - what a model lists in `_keep_in_fp32_modules_strict`, and for float16 in `_keep_in_fp32_modules`; and if such a
+      model was made in the format, what its own layers hold in float32 all the same;
+    - what a module names: `keep_in_float32 = ("*.router",)`, patterns of names within it, of modules or tensors.
+
+    Raises:
+        ModuleError: such a pattern fits no name.
+    """
+    kept: dict[str, Tensor] = {}
+    unknown: dict[str, str] = {}
+    for path, part in module.named_modules() if dtype in _LISTS else ():
+        found = {name: one for name, one in part._buffers.items() if name in part._non_persistent_buffers_set}
+        found = {name: one for name, one in found.items() if one is not None and one.dtype == torch.float32}
+        if hasattr(part, "_keep_in_fp32_modules_strict"):
+            found.update(_of_model(part, dtype))
+        patterns = getattr(part, "keep_in_float32", ())
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            named = {name: one for name, one in _floating(part) if _fits(name, pattern)}
+            found |= named
+            unknown.update({} if named else {pattern: type(part).__name__})
+        prefix = f"{path}." if path else ""
+        kept |= {f"{prefix}{name}".replace("_orig_mod.", ""): one for name, one in found.items()}
+    for pattern, owner in unknown.items():
+        if not any(_fits(name, f"*{pattern}") for name in kept):
+            raise ModuleError(
+                f"keep_in_float32 of {owner} has {pattern!r}, and it has no module or tensor of such a name. "
+                "Correct it: '*.router' fits each module of this name that is in another one."
+            )
+    return kept
+
+
+def _of_model(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    lists = [pattern for name in _LISTS[dtype] for pattern in getattr(model, name, None) or ()]
+    expression = re.compile("|".join(lists).replace("*", ".*"))
+    is_made_so = any(one.dtype == dtype for one in model.parameters())
+    package = type(model).__module__.partition(".")[0]
+    for path, part in model.named_modules():
+        is_own = is_made_so and type(part).__module__.partition(".")[0] == package
+        for name, one in _floating(part, recurse=False):
+            full = f"{path}.{name}" if path else name
+            if name in part._non_persistent_buffers_set:
+                continue
+            if (lists and expression.search(full)) or (is_own and one.dtype == torch.float32):
+                yield full, one
+
+
+def _floating(module: nn.Module, *, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+    named = [*module.named_parameters(recurse=recurse), *module.named_buffers(recurse=recurse)]
+    return ((name, one) for name, one in named if one.is_floating_point())
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 class DefaultDtype:

@@ -38,6 +38,14 @@ def test_streams_parameters_and_buffers(net, fabric):
     assert stream.held_names() is None
 
 
+def test_what_is_kept_in_float32_is_streamed_so(net, fabric):
+    net.keep_in_float32 = ("2",)
+    stream = fabric.weights(fabric.setup(net), dtype=torch.bfloat16)
+    in_float32 = {name for name, tensor in stream if tensor.dtype == torch.float32}
+    assert in_float32 == {each.name for each in stream.metadata() if each.dtype == torch.float32}
+    assert in_float32 == {"2.weight", "2.bias"}
+
+
 def test_names_choose_and_rename(net, fabric):
     model = fabric.setup(net)
     assert [name for name, _ in fabric.weights(model, names=["2.bias", "0.weight"])] == ["2.bias", "0.weight"]

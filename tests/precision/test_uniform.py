@@ -1,9 +1,11 @@
+import logging
+
 import pytest
 import torch
 from torch import nn
 
-from core.contract import ConfigurationError, NumberFormats
-from core.precision import Precision, UniformPrecision, uniform
+from core.contract import ConfigurationError, ModuleError, NumberFormats
+from core.precision import Precision, UniformPrecision, kept_in_float32, uniform
 
 DTYPES = [(uniform.double, torch.float64, "64-true"), (uniform.float16, torch.float16, "16-true")]
 DTYPES += [(uniform.bfloat16, torch.bfloat16, "bf16-true")]
@@ -61,6 +63,78 @@ def test_only_what_floats_is_cast_and_each_parameter_stays_the_same_object(make,
     assert (module.linear.weight.dtype, module.mean.dtype) == (dtype, dtype)
     assert (module.count.dtype, module.spectrum.dtype) == (torch.int64, torch.complex64)
     assert module.spectrum.imag.tolist() == [1, 1]
+
+
+class Model(nn.Module):
+    """In the manner of transformers."""
+
+    _keep_in_fp32_modules, _keep_in_fp32_modules_strict = {"wide"}, {"experts.*.gate"}
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.experts = nn.Linear(1, 1, bias=False), nn.ModuleList([nn.ModuleDict({"gate": Scale()})])
+        self.register_buffer("frequencies", torch.ones(1), persistent=False)
+
+
+class Scale(nn.Module):
+    def __init__(self, dtype=None):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, dtype=dtype))
+        self.register_buffer("mean", torch.zeros(1))
+
+
+class Keeping(nn.Module):
+    keep_in_float32 = ("*.router", "blocks.*.scale")
+
+    def __init__(self):
+        super().__init__()
+        self.model = Model()
+        self.blocks = nn.ModuleList([nn.ModuleDict({"router": nn.Linear(1, 1), "other": nn.Linear(1, 1)}), Scale()])
+
+
+LISTED = ["model.experts.0.gate.mean", "model.experts.0.gate.scale", "model.frequencies"]
+NAMED = ["blocks.0.router.bias", "blocks.0.router.weight", "blocks.1.scale"]
+
+
+@pytest.mark.parametrize(
+    ("make", "kept"),
+    [
+        (uniform.double, []),
+        (uniform.bfloat16, [*NAMED, *LISTED]),
+        (uniform.float16, [*NAMED, *LISTED, "model.wide.weight"]),
+    ],
+)
+def test_what_a_module_keeps_in_float32_stays_so(make, kept, caplog):
+    precision = make()
+    for is_built_in_it in (False, True):
+        with precision.init_context() if is_built_in_it else torch.device("cpu"):
+            module = Keeping()
+        expected = sorted({*kept} - {"model.frequencies"}) if is_built_in_it else kept  # the user's own choice there
+        module.blocks[1].scale.grad = torch.ones_like(module.blocks[1].scale)
+        with caplog.at_level(logging.INFO, "core"):
+            precision.convert_module(module)
+        tensors = dict([*module.named_parameters(), *module.named_buffers()])
+        assert sorted(name for name, one in tensors.items() if one.dtype == torch.float32) == expected
+        assert {one.dtype for name, one in tensors.items() if name not in expected} == {precision.dtype}
+        assert module.blocks[1].scale.grad.dtype == module.blocks[1].scale.dtype
+        line = f"{precision.name} keeps {len(expected)} tensors in float32: "
+        assert [each.getMessage().startswith(line) for each in caplog.records] == [True] * bool(expected)
+        caplog.clear()
+
+
+def test_what_the_layers_of_a_model_hold_in_float32_stays_so_if_it_was_made_in_16_bits():
+    for is_built_in_it, kept in ((False, {}), (True, {"decay.scale"})):
+        with uniform.bfloat16().init_context() if is_built_in_it else torch.device("cpu"):
+            module = Model()
+            module.decay, module.adapter = Scale(torch.float32), nn.Linear(1, 1, dtype=torch.float32)
+        assert {*kept_in_float32(module, torch.bfloat16)} - {*kept_in_float32(Model(), torch.bfloat16)} == {*kept}
+
+
+def test_a_name_to_be_kept_that_fits_nothing_is_an_error():
+    module = Keeping()
+    module.keep_in_float32 = "*.ruoter"
+    with pytest.raises(ModuleError, match=r"keep_in_float32 of Keeping has '\*\.ruoter', and it has no module or tensor"):
+        uniform.bfloat16().convert_module(module)
 
 
 @each_dtype

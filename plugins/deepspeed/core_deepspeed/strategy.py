@@ -7,6 +7,7 @@ Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Paramet
 from __future__ import annotations
 
 import gc
+import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from core import Capability, ConfigurationError, Strategy, UnsupportedError
+from core.precision import kept_in_float32
 from core.strategies import (
     LeftOutParameters,
     ParallelStrategy,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from core import CheckpointIO, GradientClipping, Precision, SetupHost, Stage
 
+_log = logging.getLogger(__name__)
 _TRAINS = frozenset({"training_step", "forward"})
 
 
@@ -230,6 +233,16 @@ class DeepSpeedStrategy(EngineStates):
             remote_device=self.options.remote_device,
             pin_memory=self.options.pin_memory,
         )
+        # Parameters get the engine's format when they are cut; buffers such as frequencies are computed in their own.
+        cut.tensor_overrides = [each for each in cut.tensor_overrides if each.name != "dtype"]
+        cut_one = cut._zero_init_param
+
+        def convert_and_cut(parameter: Tensor) -> None:
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(cut.dtype)
+            cut_one(parameter)
+
+        cut._zero_init_param = convert_and_cut
         with context, cut:
             yield
 
@@ -237,7 +250,9 @@ class DeepSpeedStrategy(EngineStates):
         """All ranks. A module for inference; at stage 3 its parameters are cut, below they are whole."""
         super().setup_module(module)
         if self.stage == 3:
-            self.model = self._start_engine(module, None, self._inference_config(module)).wrapped
+            config = self._inference_config(module)
+            self._to_one_format(module, config)
+            self.model = self._start_engine(module, None, config).wrapped
         return self.model
 
     def _inference_config(self, module: nn.Module) -> dict[str, Any]:
@@ -264,6 +279,7 @@ class DeepSpeedStrategy(EngineStates):
         if not optimizers:
             return self.setup_module(module), [], scheduler
         module = self.precision_plugin.convert_module(module)
+        self._to_one_format(module, self._engine_config())
         stepping.check(optimizers[0], module, self.stage)
         self._check_made(optimizers[0])
         self.module_to_device(module)
@@ -275,6 +291,8 @@ class DeepSpeedStrategy(EngineStates):
         deepspeed = self._connect()
         refusals.refuse_modules(module, config)
         refuse_unlike_modules(self, module)
+        kept = {id(one) for one in kept_in_float32(module, _half_format(config)).values()}
+        held = [(part._buffers, *each) for part in module.modules() for each in part._buffers.items()]
         with ops.telling(ops.left_to_compile(config) if self.local_rank == 0 else []):
             if optimizer is not None:
                 optimizer = stepping.choose(deepspeed, optimizer, config)
@@ -283,6 +301,9 @@ class DeepSpeedStrategy(EngineStates):
                     engine: ZeroEngine = WholeEngine(deepspeed, module, optimizer, config)
                 else:
                     engine = ZeroEngine(deepspeed, module, optimizer, config)
+        for buffers, name, buffer in held:
+            if id(buffer) in kept:
+                buffers[name] = buffer  # the engine has converted it
         named = {one: name for name, one in module.named_parameters() if one in engine.group_of}
         # At stage 0 in float32 the user's own optimizer steps, and passes over what has no gradient.
         if engine.zero is not engine.optimizer:
@@ -291,6 +312,21 @@ class DeepSpeedStrategy(EngineStates):
             engine.gradients = GradientsOfAll(named, engine.zero, self.stage, LeftOutParameters(self))
         self.engines.append(engine)
         return engine
+
+    def _to_one_format(self, module: nn.Module, config: dict[str, Any]) -> None:
+        """Convert parameters that the module keeps in float32: an engine of 16 bits takes no others. A line says so."""
+        dtype = _half_format(config)
+        kept = {name: one for name, one in kept_in_float32(module, dtype).items() if isinstance(one, nn.Parameter)}
+        if dtype is None or not kept:
+            return
+        for one in kept.values():
+            one.data = one.data.to(dtype)
+        if self.is_global_zero:
+            _log.warning(
+                "%s keeps parameters in float32 (%s), and DeepSpeed's engine computes with all of them in %s. "
+                "strategy='fsdp' and 'ddp' keep them.",
+                *(type(module).__name__, ", ".join(list(kept)[:4]), str(dtype).removeprefix("torch.")),
+            )
 
     def _connect(self) -> Any:
         self._local_rank.set(self.local_rank)
@@ -397,3 +433,9 @@ def _without_inference_mode(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(*args, **kwargs)
 
     return call
+
+
+def _half_format(config: dict[str, Any]) -> torch.dtype | None:
+    """The format of 16 bits into which an engine of this configuration converts a module; None if it doesn't."""
+    formats = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return next((dtype for block, dtype in formats.items() if config.get(block, {}).get("enabled")), None)

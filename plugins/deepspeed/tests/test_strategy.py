@@ -29,6 +29,40 @@ QUIET = {
 }
 
 
+# formats --------------------------------------------------------------------------------------------------------------
+
+
+def keep(rank):
+    """A buffer that no state has, and a layer that is named; the formats that they have after steps, and warnings."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("core_deepspeed").addHandler(handler)
+    fabric = rank.fabric()
+    model = make_model()
+    model.register_buffer("frequencies", torch.tensor([1.001]), persistent=False)
+    model.keep_in_float32 = ("0",)
+    model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
+    for step in range(2):
+        fabric.backward(loss_of(model, make_batch(step, rank.number)).float())
+        optimizer.step()
+        optimizer.zero_grad()
+    found = model.module.frequencies, {one.dtype for one in model.module.parameters()}
+    fabric.teardown()
+    return *found, lines
+
+
+@STAGES
+def test_buffers_are_kept_in_float32_and_a_line_says_which_parameters_are_not(stage):
+    backend = Backend(lambda: DeepSpeedStrategy(stage), num_processes=2, options={"precision": "bf16-true"})
+    found = backend.run(keep)
+    for frequencies, dtypes, _ in found:
+        assert torch.equal(frequencies, torch.tensor([1.001]))
+        assert dtypes == {torch.bfloat16}
+    line = r"keeps parameters in float32 \(0\.weight.*\), and DeepSpeed's engine computes with all of them in bfloat16"
+    assert [bool(re.search(line, "".join(lines))) for *_, lines in found] == [True, False]
+
+
 # gradients ------------------------------------------------------------------------------------------------------------
 
 
@@ -400,7 +434,7 @@ def fit_with_summary(rank):
     rank.trainer(max_epochs=1, enable_model_summary=True).fit(BuiltLate(), loader)
 
 
-def test_the_summary_counts_what_is_cut(capfd):
+def test_the_summary_counts_what_is_cut(caplog, capfd):
     on_two_ranks(fit_with_summary, stage=3)
     assert re.search(r"50\s+trainable parameters", capfd.readouterr().out)
 

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from core import Capability, ConfigurationError
+from core.precision import kept_in_float32
 from core.session import ReplacedParameters
 from core.strategies import ParallelStrategy, needs_whole_matrices, refuse_unlike_modules
 from core_fsdp import cutting, forward, gradients, mesh, options, whole_matrices, wrapping
@@ -281,9 +282,14 @@ class FSDPStrategy(ParallelStrategy):
             mesh=self.sharding_mesh,
             mp_policy=self._policy(),
             offload_policy=self._offload(),
+            kept=self._kept(module, self._policy().param_dtype).values(),
         )
         if self.forward_prefetch:
             forward.prefetch_forward(wrapping.sharded_units(module))
+
+    def _kept(self, module: nn.Module, dtype: torch.dtype | None) -> dict[str, Tensor]:
+        """The tensors that are in float32 where others are in `dtype`, or as the precision stores them."""
+        return kept_in_float32(module, dtype or self.precision_plugin.formats.parameter)
 
     def _policy(self) -> MixedPrecisionPolicy:
         if self.mixed_precision is not None:
@@ -310,8 +316,9 @@ class FSDPStrategy(ParallelStrategy):
             self._lacking += weights.lacking
         self.module_to_device(module)
         if self._buffer_dtype is not None:
+            kept = {id(one) for one in self._kept(module, self._buffer_dtype).values()}
             for buffer in module.buffers():
-                if buffer.is_floating_point():
+                if buffer.is_floating_point() and id(buffer) not in kept:
                     buffer.data = buffer.to(self._buffer_dtype)
 
     def module_to_device(self, module: nn.Module) -> None:

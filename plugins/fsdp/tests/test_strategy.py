@@ -783,6 +783,50 @@ def test_bf16_mixed_gathers_bf16_and_keeps_float32():
     assert kept == gradient == moment == torch.float32
 
 
+class Sinking(nn.Module):
+    """Keeps a layer in float32, and a parameter beside layers of 16 bits."""
+
+    keep_in_float32 = ("router", "sinks")
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.router, self.sinks = nn.Linear(4, 4), nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+        self.register_buffer("scale", torch.full((4,), 1.001), persistent=False)
+        self.seen = []
+
+    def forward(self, x):
+        x = self.layer(x)
+        with torch.autocast("cpu", enabled=False):
+            weights = self.router(x.float()) * self.sinks * self.scale
+        self.seen += [x.dtype, weights.dtype, self.scale.dtype]
+        return x * weights.to(x.dtype)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", None])
+def test_what_a_module_keeps_in_float32_is_gathered_so(precision):
+    half = torch.bfloat16
+
+    def look(fabric):
+        torch.manual_seed(0)
+        net = nn.Sequential(Sinking(), Sinking())
+        model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.5))
+        losses = []
+        for _ in range(3):
+            fabric.backward(loss := model(torch.linspace(-1, 1, 8).view(2, 4)).float().square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return net[1].seen[:3], [net[1].sinks.dtype, net[1].router.weight.dtype, net[1].layer.weight.dtype], losses
+
+    policy = None if precision else MixedPrecision(param_dtype=half, reduce_dtype=torch.float32, buffer_dtype=half)
+    strategy = FSDPStrategy(start_method="fork", mixed_precision=policy)
+    seen, held, losses = on_two_ranks(look, strategy, precision=precision or "32-true")
+    assert seen == [half, torch.float32, torch.float32]
+    assert held == [torch.float32, torch.float32, half if precision == "bf16-true" else torch.float32]
+    expected = on_two_ranks(look, "auto", devices=1, precision=precision or "bf16-mixed")[2]
+    assert losses == pytest.approx(expected, rel=2e-2)
+
+
 class FullPrecisionInputs(Module):
     """Gives float32 to layers with weights that autocast leaves alone, on a CPU at least."""
 

@@ -17,6 +17,7 @@ from transformers import AutoConfig, PreTrainedModel
 from core import CheckpointError, ConfigurationError, Fabric, ModuleError
 from core.checkpoint.building_blocks import chunks_to_fill, shape_of
 from core.fabric import WholeTensors
+from core.precision import kept_in_float32
 from core_transformers.adapters import ADAPTER_FILE, is_adapter_folder
 from core_transformers.conversions import Sources, like, ties, to_files, units
 from core_transformers.model_state import ModelState, agreeing, find_model
@@ -180,7 +181,7 @@ def save_pretrained(
         module: as for `load_pretrained`.
         folder: local; nothing is there.
         beside: what else belongs there, by its own `save_pretrained`: a tokenizer, a processor.
-        dtype: of floating-point tensors in the files; None keeps each one's.
+        dtype: of floating-point tensors in the files, but for those kept in float32; None keeps each one's.
         max_shard_bytes: of one file.
 
     Raises:
@@ -191,7 +192,7 @@ def save_pretrained(
     refuse_existing(host, folder)
     opened = ModelState(host, module)
     with agreeing(host):
-        names, in_files, convert = to_write(opened)
+        names, in_files, convert = to_write(opened, dtype)
         leaves = {name: opened.state[own] for name, own in names.items()}
     whole = WholeTensors(host.strategy, leaves)
     files: NewFolder | None = None
@@ -199,7 +200,7 @@ def save_pretrained(
     try:
         with agreeing(host):
             if host.strategy.is_global_zero:
-                described = described_files(convert, leaves, in_files, dtype)
+                described = described_files(convert, leaves, in_files)
                 files = NewFolder(
                     Path(folder), described, max_shard_bytes, ADAPTER_FILE if opened.adapted else ONE_FILE
                 )
@@ -208,7 +209,7 @@ def save_pretrained(
             try:
                 if files is not None and error is None:
                     for name, tensor in convert(tensors).items():
-                        files.write(name, cast(tensor, dtype))
+                        files.write(name, tensor)
                         del tensor
             except Exception as caught:  # the other ranks go on giving their parts
                 error = caught
@@ -224,14 +225,26 @@ def save_pretrained(
             files.remove()
 
 
-def to_write(opened: ModelState) -> tuple[dict[str, str], list[list[str]], Convert]:
-    """Names of what is saved, each with that in the user's module; the units; what makes the files' tensors of one."""
+def to_write(opened: ModelState, dtype: torch.dtype | None) -> tuple[dict[str, str], list[list[str]], Convert]:
+    """Names of what is saved, each with that in the user's module; the units; what makes the files' tensors of one.
+
+    Args:
+        opened: the model.
+        dtype: of floating-point tensors in the files, but for those that the model keeps in float32; None keeps all.
+    """
+    kept = kept_in_float32(opened.own, dtype)
     if opened.adapted is not None:
         names = opened.adapter_names()
-        return names, [[name] for name in names], dict
-    tied = ties(opened.model, opened.leaves)
-    names = {name: opened.prefix + name for name in opened.leaves if name not in tied}
-    return names, units(opened.model, list(names)), partial(to_files, opened.model)
+        in_units, convert = [[name] for name in names], dict[str, torch.Tensor]
+    else:
+        tied = ties(opened.model, opened.leaves)
+        names = {name: opened.prefix + name for name in opened.leaves if name not in tied}
+        in_units, convert = units(opened.model, list(names)), partial(to_files, opened.model)
+
+    def cast_and_convert(unit: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return convert({name: one if names[name] in kept else cast(one, dtype) for name, one in unit.items()})
+
+    return names, in_units, cast_and_convert
 
 
 def _add_others(
@@ -308,7 +321,7 @@ Convert: TypeAlias = "Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Ten
 
 
 def described_files(
-    convert: Convert, leaves: Mapping[str, Any], in_files: Sequence[Sequence[str]], dtype: torch.dtype | None = None
+    convert: Convert, leaves: Mapping[str, Any], in_files: Sequence[Sequence[str]]
 ) -> dict[str, torch.Tensor]:
     """The tensors of the files on the meta device.
 
@@ -316,12 +329,11 @@ def described_files(
         convert: makes those of a unit.
         leaves: by name.
         in_files: the names of each unit.
-        dtype: of floating-point tensors in the files.
     """
     found: dict[str, torch.Tensor] = {}
     for unit in in_files:
         empty = {name: torch.empty(shape_of(leaves[name]), dtype=leaves[name].dtype, device="meta") for name in unit}
-        found |= {name: cast(tensor, dtype) for name, tensor in convert(empty).items()}
+        found |= convert(empty)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from core import Fabric
 from core.fabric import WeightDescription
 from core_transformers.model_state import ModelState, agreeing
-from core_transformers.pretrained import cast, described_files, to_write
+from core_transformers.pretrained import described_files, to_write
 
 if TYPE_CHECKING:
     import torch
@@ -33,22 +33,21 @@ class PretrainedWeights:
         Args:
             host: the Fabric or Trainer that has set it up.
             module: as for `load_pretrained`.
-            dtype: of floating-point tensors; None keeps each one's.
+            dtype: of floating-point tensors, but for those kept in float32; None keeps each one's.
 
         Raises:
             ModuleError: there is no such model.
         """
         opened = ModelState(host, module)
         with agreeing(host):
-            names, self._units, self._convert = to_write(opened)
+            names, self._units, self._convert = to_write(opened, dtype)
         leaves = {name: opened.state[own] for name, own in names.items()}
         in_order = {names[name]: name for unit in self._units for name in unit}
         if isinstance(host, Fabric):
             self._stream = host.weights(module, names=in_order)
         else:
             self._stream = host.weights(names=in_order)
-        self._dtype = dtype
-        self._described = {unit[0]: described_files(self._convert, leaves, [unit], dtype) for unit in self._units}
+        self._described = {unit[0]: described_files(self._convert, leaves, [unit]) for unit in self._units}
 
     @property
     def version(self) -> int:
@@ -73,4 +72,4 @@ class PretrainedWeights:
         for unit in self._units:
             made = self._convert(dict(next(tensors) for _ in unit))
             for name in list(made):
-                yield name, cast(made.pop(name), self._dtype)
+                yield name, made.pop(name)

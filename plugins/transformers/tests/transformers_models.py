@@ -18,7 +18,7 @@ from core_transformers import (
 )
 
 CAUSAL = transformers.AutoModelForCausalLM
-_TEXT = {
+TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -26,15 +26,15 @@ _TEXT = {
     "num_key_value_heads": 2,
     "vocab_size": 64,
 }
-_IMAGES = {key: _TEXT[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+_IMAGES = {key: TEXT[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
 _IMAGES |= {"image_size": 16, "patch_size": 4}
 MODELS = {
-    "dense": (transformers.LlamaConfig, _TEXT, transformers.AutoModelForCausalLM),
-    "tied": (transformers.LlamaConfig, {**_TEXT, "tie_word_embeddings": True}, transformers.AutoModelForCausalLM),
-    "mixture": (transformers.MixtralConfig, {**_TEXT, "num_local_experts": 4}, transformers.AutoModelForCausalLM),
+    "dense": (transformers.LlamaConfig, TEXT, transformers.AutoModelForCausalLM),
+    "tied": (transformers.LlamaConfig, {**TEXT, "tie_word_embeddings": True}, transformers.AutoModelForCausalLM),
+    "mixture": (transformers.MixtralConfig, {**TEXT, "num_local_experts": 4}, transformers.AutoModelForCausalLM),
     "experts": (
         transformers.Qwen3MoeConfig,
-        {**_TEXT, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        {**TEXT, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
         transformers.AutoModelForCausalLM,
     ),
     "conv1d": (
@@ -42,10 +42,10 @@ MODELS = {
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64},
         transformers.AutoModelForCausalLM,
     ),
-    "windows": (transformers.MistralConfig, {**_TEXT, "sliding_window": 4}, transformers.AutoModelForCausalLM),
+    "windows": (transformers.MistralConfig, {**TEXT, "sliding_window": 4}, transformers.AutoModelForCausalLM),
     "encoder": (
         transformers.BertConfig,
-        {key: _TEXT[key] for key in (*_IMAGES, "vocab_size") if key in _TEXT},
+        {key: TEXT[key] for key in (*_IMAGES, "vocab_size") if key in TEXT},
         transformers.AutoModelForMaskedLM,
     ),
     "encoder_decoder": (
@@ -65,7 +65,7 @@ MODELS = {
     "vision_language": (
         transformers.LlavaConfig,
         {
-            "text_config": transformers.LlamaConfig(**_TEXT),
+            "text_config": transformers.LlamaConfig(**TEXT),
             "vision_config": transformers.CLIPVisionConfig(**_IMAGES, projection_dim=16),
             "image_token_index": 63,
         },

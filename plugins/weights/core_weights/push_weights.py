@@ -35,7 +35,7 @@ class PushWeights(Callback):
         Args:
             to: where they go: `FolderSink`, `GroupSink`, or another `Sink`.
             every_n_steps: optimizer steps from one version to the next.
-            dtype: of floating-point tensors there; None keeps each one's.
+            dtype: of floating-point tensors there, but for those kept in float32; None keeps each one's.
             stream: makes the stream, such as `core_transformers.PretrainedWeights`; None for `trainer.weights()`.
 
         Raises:

@@ -21,6 +21,7 @@ from core.precision import kept_in_float32
 from core_transformers.adapters import ADAPTER_FILE, is_adapter_folder
 from core_transformers.conversions import Sources, like, ties, to_files, units
 from core_transformers.model_state import ModelState, agreeing, find_model
+from core_transformers.packing import DocumentsApart
 from core_transformers.weight_files import ONE_FILE, NewFolder, WeightFiles
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def from_config(host: Fabric | Trainer, config: Any, auto_class: Any, **options:
     """All ranks. A model without weights of its own, which the strategy builds where it trains it.
 
     On the meta device where the strategy shards, so that no rank ever has the whole; then `load_pretrained`, or the
-    model's own first values. Where an engine cuts each parameter as it is made, these are its layers'.
+    model's own first values. Where an engine cuts each parameter as it is made, these are its layers'. It trains
+    without a cache, as the Trainer of transformers has it, so that documents packed in a row don't see each other.
 
     Args:
         host: the Fabric, or in `Module.configure_model` the Trainer.
@@ -54,6 +56,7 @@ def from_config(host: Fabric | Trainer, config: Any, auto_class: Any, **options:
         is_whole = nn.Linear(2, 2).weight.numel() == 4
         with nullcontext() if is_whole else _layers_values():
             model: PreTrainedModel = auto_class.from_config(config, **options)
+    DocumentsApart(model)
     return model
 
 

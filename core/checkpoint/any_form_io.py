@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 class AnyFormCheckpointIO(CheckpointIO):
     """The base of the forms that the core knows, a folder and a file: each finds, verifies and deletes the other."""
 
+    writes_folder = True
+    """Which of the two it writes: neither takes the place of the other."""
+
     def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
         """Delete the checkpoint at `path`, whole, and its digest. Nothing happens if it is not there.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class SingleFileCheckpointIO(AnyFormCheckpointIO):
     """One file, which rank 0 writes and all ranks read. Meant to be subclassed: only `write_file` differs."""
 
-    layout = "full"
+    layout, writes_folder = "full", False
 
     @abc.abstractmethod
     def write_file(self, state: dict[str, Any], path: PathLike) -> None:

@@ -133,7 +133,7 @@ def test_what_the_layers_of_a_model_hold_in_float32_stays_so_if_it_was_made_in_1
 def test_a_name_to_be_kept_that_fits_nothing_is_an_error():
     module = Keeping()
     module.keep_in_float32 = "*.ruoter"
-    with pytest.raises(ModuleError, match=r"keep_in_float32 of Keeping has '\*\.ruoter', and it has no module or tensor"):
+    with pytest.raises(ModuleError, match=r"keep_in_float32 of Keeping has '\*\.ruoter', and it has no mod"):
         uniform.bfloat16().convert_module(module)
 
 

@@ -61,10 +61,12 @@ def cannot_write(path: str, error: BaseException) -> CheckpointError:
         return CheckpointError(f"The checkpoint {path!r} {error}: {cause}. Look after the storage, and save again.")
     if isinstance(error, CheckpointError):  # it says what was expected
         return CheckpointError(f"The checkpoint {path!r} can't be written: {error} What was there is untouched.")
+    expected = "a place with room that this process may write to"
+    if isinstance(error, IsADirectoryError):
+        expected = "no folder there: move it, which may be a checkpoint of another form, or save elsewhere"
     cause = describe(error).rstrip(". ")
     return CheckpointError(
-        f"The checkpoint {path!r} can't be written: {cause}. What was there is untouched. Expected a place with "
-        "room that this process may write to."
+        f"The checkpoint {path!r} can't be written: {cause}. What was there is untouched. Expected {expected}."
     )
 
 

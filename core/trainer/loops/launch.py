@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from core.trainer.checks.stage_checks import check_stage
 from core.trainer.hooks.events import overrides
 from core.trainer.loops.fit_call import FitCall
+from core.trainer.module.module import Module
 from core.trainer.signals.interruption import workers_interruption
+from core.trainer.views.trainer_views import TrainerViews
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +46,8 @@ def launch(run: Run, sources: Sequence[Source]) -> Any:
     run.status = "finished"
     if launcher.calls_in_place:
         return outcome
+    if isinstance(run.module, Module) and isinstance(run.trainer, TrainerViews):
+        run.module.trainer = run.trainer  # configure_model may ask it
     outcome.restore(run)
     return outcome.result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,8 +12,11 @@ from torch import Tensor
 from core.session import canonical_name, from_canonical, to_canonical
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
+    from core.contract import Strategy
     from core.trainer.run import Run
 
 
@@ -62,7 +66,8 @@ class WorkerResult:
         """Copy everything into the caller's own run, module and callbacks. Called in the caller's process."""
         # Parts that the workers have built in this hook have weights, too.
         assert run.trainer is not None
-        run.trainer.configure_model()
+        with _whole_models(run.strategy):
+            run.trainer.configure_model()
         self._restore_formats(run.module)
         run.module.load_state_dict(from_canonical(run.module, self.weights))
         run.progress.load_state_dict(self.progress)
@@ -82,6 +87,22 @@ class WorkerResult:
                 own.data = own.data.to(given.dtype)
             if own.is_leaf and own.requires_grad != given.requires_grad:
                 own.requires_grad_(given.requires_grad)
+
+
+@contextmanager
+def _whole_models(strategy: Strategy) -> Iterator[None]:
+    """A context in which models that ask the strategy where to be built are built whole, and here."""
+
+    @contextmanager
+    def init_context(*, empty: bool = False) -> Iterator[None]:
+        with torch.device("cpu"), strategy.precision_plugin.init_context() or nullcontext():
+            yield
+
+    vars(strategy)["init_context"] = init_context
+    try:
+        yield
+    finally:
+        del vars(strategy)["init_context"]
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -49,9 +49,9 @@ class LoadPretrained(_KeepsConfig):
 
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks."""
-        super().on_fit_start(trainer, module)
         if trainer.ckpt_path is None or trainer.options.save_only == "trainable":
             load_pretrained(trainer, module, self.folder, strict=self.strict, adapters=self.adapters)
+        super().on_fit_start(trainer, module)
 
 
 class SavePretrained(_KeepsConfig):

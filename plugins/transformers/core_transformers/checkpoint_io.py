@@ -97,8 +97,6 @@ def _write(
                 for name, tensor in to_files(model, {own: tensors[own] for own in unit}).items():
                     files.write(name, tensor)
         add_config(files.scratch, model, leaves)
-        if model.can_generate():
-            model.generation_config.save_pretrained(files.scratch)
         files.finish()
     finally:
         files.remove()
@@ -188,7 +186,10 @@ def _made(config: dict[str, Any]) -> PreTrainedModel:
         )
     try:
         with torch.device("meta"):
-            made: PreTrainedModel = kind(transformers.CONFIG_MAPPING[config["model_type"]].from_dict(config))
+            own = {name: value for name, value in config.items() if name != "generation_config"}
+            made: PreTrainedModel = kind(transformers.CONFIG_MAPPING[config["model_type"]].from_dict(own))
+        if "generation_config" in config:
+            made.generation_config = transformers.GenerationConfig.from_dict(config["generation_config"])
     except Exception as error:  # whatever a config of strangers leads to
         raise CheckpointError(f"No {name} can be made of the config: {error!r:.300}.") from error
     return made

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def like(model: PreTrainedModel) -> PreTrainedModel:
-    """A model of the same class and config on the meta device, whose conversions transformers finds by its class.
+    """A model of the same class and configs on the meta device, whose conversions transformers finds by its class.
 
     A strategy may have made the model one of a class of its own.
     """
@@ -28,6 +28,8 @@ def like(model: PreTrainedModel) -> PreTrainedModel:
         made: PreTrainedModel = kind(model.config)
     if (kept := getattr(model, "_weight_conversions", None)) is not None:
         made._weight_conversions = kept
+    if made.can_generate():
+        made.generation_config = model.generation_config
     return made
 
 

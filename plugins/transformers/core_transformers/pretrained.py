@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from core import CheckpointError, ConfigurationError, Fabric, ModuleError
 from core.checkpoint.building_blocks import chunks_to_fill, shape_of
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from core import Trainer
 
 MAX_SHARD_BYTES = 5_000_000_000
+GENERATION_CONFIG = "generation_config.json"
 _MOST_NAMED = 5
 
 
@@ -47,8 +48,9 @@ def from_config(host: Fabric | Trainer, config: Any, auto_class: Any, **options:
         options: of its `from_config`, such as `attn_implementation`. Without `dtype` it is the precision's, whatever
             the config says: float32 under "bf16-mixed".
     """
-    if isinstance(config, (str, os.PathLike)):
-        config = AutoConfig.from_pretrained(config)
+    folder = config if isinstance(config, (str, os.PathLike)) else None
+    if folder is not None:
+        config = AutoConfig.from_pretrained(folder)
     if isinstance(host, Fabric):
         host.init_tensor()  # sets up its ranks and devices, if this is its first use
     with host.strategy.init_context(empty=True):
@@ -57,7 +59,15 @@ def from_config(host: Fabric | Trainer, config: Any, auto_class: Any, **options:
         with nullcontext() if is_whole else _layers_values():
             model: PreTrainedModel = auto_class.from_config(config, **options)
     DocumentsApart(model)
+    if folder is not None:
+        take_generation_config(model, folder)
     return model
+
+
+def take_generation_config(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
+    """Give a model the settings of a folder by which it generates, such as its ends and sampling, if there are some."""
+    if model.can_generate() and (Path(folder) / GENERATION_CONFIG).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
 
 
 @contextmanager
@@ -113,6 +123,7 @@ def load_pretrained(
                 for chunk in chunks_to_fill(leaf, known):
                     chunk.tensor.copy_(read(chunk.box))
     host.strategy.load_module_state_dict(model.own, model.state)
+    take_generation_config(model.found, folder)
 
 
 _Load: TypeAlias = "Iterable[tuple[Any, Callable[[tuple[slice, ...]], torch.Tensor]]]"
@@ -257,7 +268,6 @@ def _add_others(
     if opened.adapted is not None:
         opened.adapted.save_config(folder, opened.found)
     else:
-        beside = [*filter(None, [getattr(opened.found, "generation_config", None)]), *beside]
         add_config(folder, opened.model, leaves, dtype)
     for each in beside:
         each.save_pretrained(folder)
@@ -348,10 +358,12 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 def add_config(
     folder: Path, model: PreTrainedModel, leaves: Mapping[str, Any], dtype: torch.dtype | None = None
 ) -> None:
-    """Rank 0. Write a model's config, with the dtype in which its tensors are saved."""
+    """Rank 0. Write a model's config, with the dtype in which its tensors are saved, and how it generates."""
     config = saved_config(model)
     config.dtype = dtype or next((leaf.dtype for leaf in leaves.values() if leaf.dtype.is_floating_point), config.dtype)
     config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.to_json_file(folder / GENERATION_CONFIG)  # which refuses nothing that it has read
 
 
 def saved_config(model: PreTrainedModel) -> Any:
@@ -366,5 +378,8 @@ def config_of(module: nn.Module) -> dict[str, Any]:
 
     A checkpoint that has it, under any name, says of itself to `core checkpoint convert` which model it is of.
     """
-    found: dict[str, Any] = json.loads(saved_config(like(find_model(module)[2])).to_json_string())
+    model = like(find_model(module)[2])
+    found: dict[str, Any] = json.loads(saved_config(model).to_json_string())
+    if model.can_generate():
+        found["generation_config"] = json.loads(model.generation_config.to_json_string())
     return found

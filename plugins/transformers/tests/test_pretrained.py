@@ -1,5 +1,6 @@
 """Models of transformers are loaded into strategies and saved from them, bit by bit."""
 
+import json
 import os
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 pytest.importorskip("transformers")
 
 import transformers
-from transformers_models import CAUSAL, MODELS, Tuned, assert_alike, carry, make, tensors, tune
+from click.testing import CliRunner
+from transformers_models import CAUSAL, MODELS, Tuned, assert_alike, batches, carry, make, tensors, tune
 
 from core import (
     CheckpointCorruptedError,
@@ -19,8 +21,10 @@ from core import (
     ModuleError,
     Trainer,
 )
+from core.cli.commands import command
+from core.strategies import FSDPStrategy
 from core_testing.ranks import QUIET, Backend
-from core_transformers import SavePretrained, from_config, load_pretrained, save_pretrained
+from core_transformers import LoadPretrained, SavePretrained, from_config, load_pretrained, save_pretrained
 
 pytestmark = pytest.mark.slow
 
@@ -166,3 +170,40 @@ def test_a_folder_for_the_end_is_refused_at_the_beginning(sources, tmp_path):
     trainer = Trainer(**QUIET, accelerator="cpu", callbacks=SavePretrained(tmp_path), max_steps=1)
     with pytest.raises(ConfigurationError, match="something is there"):
         trainer.fit(Tuned(sources / "dense"), torch.utils.data.DataLoader(torch.arange(8).reshape(2, 4)))
+
+
+GENERATES = {"eos_token_id": [2, 7], "temperature": 0.7, "do_sample": False}  # which transformers refuses to save
+
+
+def generates(folder):
+    return json.loads((folder / "generation_config.json").read_text())
+
+
+def test_how_a_model_generates_is_kept(tmp_path):
+    make("dense", first := tmp_path / "first")
+    (first / "generation_config.json").write_text(json.dumps({**generates(first), **GENERATES}))
+    Backend(lambda: "single_device").run(tune, tmp_path, "one")
+    tuned = Tuned(first)
+    trainer = Trainer(accelerator="cpu", max_steps=1, callbacks=[SavePretrained(tmp_path / "saved" / "two")], **QUIET)
+    trainer.fit(tuned, batches(1, 1))  # from first values
+    arguments = [str(tmp_path / "last.ckpt"), str(tmp_path / "saved" / "three"), "--as", "transformers"]
+    assert CliRunner().invoke(command, ["checkpoint", "convert", *arguments], catch_exceptions=False).exit_code == 0
+    for name in ("one", "two", "three"):
+        assert GENERATES.items() <= generates(tmp_path / "saved" / name).items(), name
+    assert tuned.model.generation_config.eos_token_id == [2, 7]
+
+
+def test_ranks_that_end_with_fit_give_back_a_model_made_by_their_strategy(tmp_path):
+    make("dense", tmp_path / "first")
+    callbacks = [LoadPretrained(tmp_path / "first"), SavePretrained(tmp_path / "second")]
+    strategy = FSDPStrategy(start_method="fork")  # builds on meta
+    options = {"strategy": strategy, "devices": 2, "precision": "bf16-true", "max_steps": 1, "callbacks": callbacks}
+    tuned = Tuned(tmp_path / "first")
+    Trainer(accelerator="cpu", **options, **QUIET).fit(tuned, batches(2, 1))
+    saved = CAUSAL.from_pretrained(tmp_path / "second", dtype="auto")
+    for (name, own), expected in zip(tuned.model.named_parameters(), saved.parameters(), strict=True):
+        assert own.dtype == torch.bfloat16
+        assert torch.equal(own, expected), name
+    assert torch.equal(tuned.model.model.rotary_emb.inv_freq, saved.model.rotary_emb.inv_freq)
+    assert tuned.trainer.global_step == 1
+    assert strategy.init_context(empty=True)  # its own again

@@ -47,6 +47,25 @@ def test_every_so_many_epochs_and_what_training_ends_with(tmp_path):
     assert names(tmp_path / "c") == ["epoch=1-step=8.ckpt", "epoch=3-step=16.ckpt", "epoch=4-step=20.ckpt"]
 
 
+@pytest.mark.parametrize("options", [{"save_last": True}, {"filename": "one", "enable_version_counter": False}])
+@pytest.mark.parametrize(("first", "later", "kind"), [(None, "torch", "file"), ("torch", None, "folder")])
+def test_a_checkpoint_of_another_form_in_the_way_is_named_before_the_first_step(tmp_path, options, first, later, kind):
+    fit(tmp_path, ModelCheckpoint(tmp_path / "c", **options), plugins=first, max_epochs=1)
+    path = tmp_path / "c" / ("last.ckpt" if "save_last" in options else "one.ckpt")
+    module = Tiny()
+    resumed = {"module": module, "plugins": later, "max_epochs": 2}
+    with pytest.raises(
+        ConfigurationError, match=rf"would save '{path}' as a {kind}, and .*Move it, and go on from there"
+    ):
+        fit(tmp_path, ModelCheckpoint(tmp_path / "c", **options), ckpt_path=path, **resumed)
+    assert not any(parameter.grad is not None for parameter in module.parameters())
+    path.rename(moved := tmp_path / "moved.ckpt")
+    (tmp_path / "c" / f".{path.name}.digest").unlink(missing_ok=True)
+    trainer = fit(tmp_path, ModelCheckpoint(tmp_path / "c", **options), ckpt_path=moved, **resumed)
+    assert trainer.global_step == 8
+    assert path.is_dir() == (kind == "folder")
+
+
 def test_what_training_ends_with_is_not_saved_twice(tmp_path):
     saves = []
 

@@ -485,6 +485,28 @@ def test_all_gather_and_print(capfd):
     assert lines_of(capfd.readouterr().out) == ["ranks [0.0]", "ranks [0.0, 1.0]"]
 
 
+def test_ranks_give_back_what_configure_model_has_built_where_the_strategy_wants_it():
+    class Built(Net):
+        def configure_model(self):
+            with self.trainer.strategy.init_context(empty=True):
+                self.added = torch.nn.Linear(1, 1)
+
+        def on_train_end(self):
+            torch.nn.init.constant_(self.added.weight, 3.0)
+
+    module = Built()
+    options = {
+        **QUIET,
+        "strategy": "ddp_fork_find_unused_parameters_true",
+        "devices": 2,
+        "precision": "bf16-true",
+        "max_epochs": 1,
+    }
+    Trainer(**options).fit(module, torch.utils.data.DataLoader(torch.ones(4, 4), batch_size=1))
+    assert torch.equal(module.added.weight, torch.tensor([[3.0]], dtype=torch.bfloat16))
+    assert module.trainer.global_step > 0
+
+
 def test_a_stage_joins_the_group_once_and_leaves_it(tmp_path):
     """A module talks to the other ranks by the Trainer's Fabric, which has joined for the stage."""
 

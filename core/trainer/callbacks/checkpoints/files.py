@@ -8,6 +8,8 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
+from core.contract import ConfigurationError
+
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
@@ -76,6 +78,25 @@ def is_there(trainer: TrainerViews, path: str) -> bool:
     """All ranks. True if a complete checkpoint is at `path`."""
     strategy = trainer.strategy
     return bool(strategy.broadcast(trainer.is_global_zero and strategy.checkpoint_io.exists(path)))
+
+
+def refuse_other_form(trainer: TrainerViews, paths: Iterable[str]) -> None:
+    """All ranks. Refuse paths at which no checkpoint can be replaced: a folder by a file, or a file by a folder.
+
+    Raises:
+        ConfigurationError: with the first of them.
+    """
+    checkpoint_io = trainer.strategy.checkpoint_io  # or one within, which writes in the background
+    writes_folder = getattr(getattr(checkpoint_io, "checkpoint_io", checkpoint_io), "writes_folder", None)
+    there = [path for path in paths if trainer.is_global_zero and os.path.exists(path) and not os.path.islink(path)]
+    unlike = [path for path in there if writes_folder in (True, False) and os.path.isdir(path) != writes_folder]
+    if found := trainer.strategy.broadcast(unlike[:1]):
+        own, other = ("folder", "file") if writes_folder else ("file", "folder")
+        raise ConfigurationError(
+            f"ModelCheckpoint would save {found[0]!r} as a {own}, and a {other} is there, of a run with another "
+            f"CheckpointIO: a {own} doesn't take its place. Move it, and go on from there by ckpt_path='...'; or give "
+            f"ModelCheckpoint another dirpath or filename; or pass plugins={'torch' if writes_folder else None!r}."
+        )
 
 
 def clean_up(trainer: TrainerViews, folder: str) -> None:

@@ -21,6 +21,7 @@ from core.trainer.callbacks.checkpoints.files import (
     find_free_path,
     is_there,
     link_checkpoint,
+    refuse_other_form,
     retire_checkpoint,
 )
 from core.trainer.callbacks.checkpoints.on_exception_checkpoint import can_save_after, save_after
@@ -277,6 +278,7 @@ class ModelCheckpoint(Callback):
         if self._waits:  # as the checkpoint says from which training goes on
             self._judged_step = -1
         self._obsolete = [each for each in self._obsolete if is_there(trainer, each[0])]
+        refuse_other_form(trainer, self._constant_paths())
         # A run that was killed before it wrote them has this state in another callback's checkpoint.
         self._unwritten = [each for each in self._unwritten if not is_there(trainer, each[0])]
         self._write(trainer)
@@ -460,6 +462,13 @@ class ModelCheckpoint(Callback):
         if path != own and path in kept:
             raise replaces_another(path)
         return path
+
+    def _constant_paths(self) -> Iterator[str]:
+        """The paths that each save replaces: those it has, and without versions those that don't depend on the step."""
+        last = [(self.CHECKPOINT_NAME_LAST, self.last_model_path)] if self.save_last else []
+        for pattern, own in [*last, *[(self._pattern(), self._newest_path)] * (self.save_top_k == 1)]:
+            if "{" not in pattern and (own or not self.enable_version_counter):
+                yield own or posixpath.join(str(self.dirpath), pattern + self.FILE_EXTENSION)
 
     def _pattern(self) -> str:
         return self.filename or self._default_pattern()

@@ -148,8 +148,9 @@ class WeightStream:
         self._described = []
         for name, own in self._names.items():
             stored, shape = tensors.shapes[name]
-            stays = dtype is None or name in kept or not stored.is_floating_point
-            self._described.append(WeightDescription(own, stored if stays else dtype, shape))
+            if dtype is not None and stored.is_floating_point and name not in kept:
+                stored = dtype
+            self._described.append(WeightDescription(own, stored, shape))
         held = set(tensors.held_names())
         self._held = None if held >= self._names.keys() else [own for name, own in self._names.items() if name in held]
 

@@ -87,7 +87,8 @@ class UniformPrecision(Precision):
                 return tensor
             return tensor.to(torch.float32 if id(tensor) in in_float32 else self.dtype)
 
-        return module._apply(convert)
+        converted: nn.Module = module._apply(convert)
+        return converted
 
     def forward_context(self, device_type: str) -> DefaultDtype:
         """The user's step runs with the dtype as the default one."""
@@ -111,7 +112,9 @@ def kept_in_float32(module: nn.Module, dtype: torch.dtype | None) -> dict[str, T
     """
     kept: dict[str, Tensor] = {}
     unknown: dict[str, str] = {}
-    for path, part in module.named_modules() if dtype in _LISTS else ():
+    if dtype is None or dtype not in _LISTS:
+        return kept
+    for path, part in module.named_modules():
         found = {name: one for name, one in part._buffers.items() if name in part._non_persistent_buffers_set}
         found = {name: one for name, one in found.items() if one is not None and one.dtype == torch.float32}
         if hasattr(part, "_keep_in_fp32_modules_strict"):

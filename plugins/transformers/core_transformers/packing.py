@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 _SEPARATING = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 _ENDS = ("cu_seq_lens_q", "seq_idx")
-"""Arguments by which layers that carry a state along a row are told where documents end."""
+"""Arguments that say where documents end, for layers that carry a state along a row."""
 
 
 class DocumentsApart:
     """Hooks of a model: it trains without a cache, and what would show packed documents to each other is refused.
 
     transformers looks where positions begin again only if there is neither a mask nor a cache, and makes a cache unless
-    it is told otherwise; some models don't look at all.
+    its caller says otherwise; some models don't look at all.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Put the hooks around a model."""
+        """Create the hooks and register them."""
         self._calls = 0
         self._undo: Callable[[Any], Any] | None = None
         self._has_looked = False
@@ -46,9 +46,10 @@ class DocumentsApart:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         begin_again = self._begin_again(model, given)
         if begin_again:
-            _refuse_hidden(model, given)
-            self._has_looked, self._undo = False, masking_utils.find_packed_sequence_indices
-            masking_utils.find_packed_sequence_indices = self._find
+            _refuse_hidden(model, names, given)
+            if given.get("attention_mask") is None:  # else it says itself what is seen
+                self._has_looked, self._undo = False, masking_utils.find_packed_sequence_indices
+                masking_utils.find_packed_sequence_indices = self._find
         if "use_cache" not in names or given.get("use_cache") is not None or given.get("past_key_values") is not None:
             return None
         return (args, {**kwargs, "use_cache": False}) if model.training or begin_again else None
@@ -75,29 +76,35 @@ class DocumentsApart:
         positions, mask = given.get("position_ids"), given.get("attention_mask")
         if not isinstance(positions, torch.Tensor) or positions.ndim != 2 or torch.compiler.is_compiling():
             return False
-        if mask is not None and (not isinstance(mask, torch.Tensor) or mask.ndim != 2):
-            return False
         self._calls += 1
         # Elsewhere than on a CPU the answer makes it wait for the device.
         if model.training and positions.device.type != "cpu" and self._calls.bit_count() > 1:
             return False
         found = (positions[:, 1:] < positions[:, :-1]) | (positions[:, 1:] == 0)
-        if mask is not None and mask.shape[1] == positions.shape[1]:
+        if mask is not None and _is_of_tokens(mask) and mask.shape[1] == positions.shape[1]:
             found = found & (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
         return bool(found.any())
 
 
-def _refuse_hidden(model: Any, given: dict[str, Any]) -> None:
-    config = model.config.get_text_config()
+def _is_of_tokens(mask: Any) -> bool:
+    return isinstance(mask, torch.Tensor) and mask.ndim == 2
+
+
+def _refuse_hidden(model: Any, names: list[str], given: dict[str, Any]) -> None:
+    config, mask = model.config.get_text_config(), given.get("attention_mask")
     kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "layers_block_type", None) or ())}
-    if given.get("attention_mask") is not None:
-        raise _error(model, "beside an attention_mask of two dimensions transformers doesn't look at them")
-    if given.get("past_key_values") is not None or given.get("use_cache"):
-        raise _error(model, "beside a cache transformers doesn't look at them")
-    if "flash" in str(config._attn_implementation) and len(given["position_ids"]) > 1:
-        raise _error(model, "flash attention looks at them in batches of one row only")
+    if "position_ids" not in names:
+        raise _error(model, "it doesn't look at them")
     if kinds - _SEPARATING and not any(given.get(name) is not None for name in _ENDS):
         raise _error(model, f"its layers of the kind {min(kinds - _SEPARATING)!r} don't look at them")
+    if _is_of_tokens(mask):
+        raise _error(model, "beside an attention_mask of two dimensions transformers doesn't look at them")
+    if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and config._attn_implementation == "eager":
+        raise _error(model, "eager attention adds up its mask, which is of truth values")
+    if given.get("past_key_values") is not None or given.get("use_cache"):
+        raise _error(model, "beside a cache transformers doesn't look at them")
+    if mask is None and "flash" in str(config._attn_implementation) and len(given["position_ids"]) > 1:
+        raise _error(model, "flash attention looks at them in batches of one row only")
 
 
 def _error(model: Any, reason: str) -> ModuleError:

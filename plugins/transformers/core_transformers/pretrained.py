@@ -247,9 +247,10 @@ def to_write(opened: ModelState, dtype: torch.dtype | None) -> tuple[dict[str, s
         dtype: of floating-point tensors in the files, but for those that the model keeps in float32; None keeps all.
     """
     kept = kept_in_float32(opened.own, dtype)
+    convert: Convert = dict
     if opened.adapted is not None:
         names = opened.adapter_names()
-        in_units, convert = [[name] for name in names], dict[str, torch.Tensor]
+        in_units = [[name] for name in names]
     else:
         tied = ties(opened.model, opened.leaves)
         names = {name: opened.prefix + name for name in opened.leaves if name not in tied}

@@ -57,7 +57,7 @@ def test_the_cache_is_off_in_training_alone():
         ("attention", {"use_cache": True}, "beside a cache transformers doesn't look"),
         ("attention", {"past_key_values": transformers.DynamicCache()}, "beside a cache transformers doesn't look"),
         ("alike", {}, "it doesn't look at them"),
-        ("recurrent", {}, "its layers of the kind 'linear_attention' don't look at them"),
+        ("recurrent", {"attention_mask": APART}, "its layers of the kind 'linear_attention' don't look at them"),
     ],
 )
 @pytest.mark.parametrize("trains", [True, False])

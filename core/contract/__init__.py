@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from core.contract.checkpoint_io import CheckpointIO, Collectives, DirectCollectives, PathLike
     from core.contract.checkpoint_reader import CheckpointReader
     from core.contract.cluster_environment import ClusterEnvironment
+    from core.contract.difference import Difference
     from core.contract.errors import (
         AliasConflictError,
         BlockedPluginError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         NonFiniteLossError,
         NotYetChosenError,
         PluginLoadError,
+        ReplicasDifferError,
         UnknownAliasError,
         UnsupportedError,
         WorkerError,
@@ -79,6 +81,7 @@ __all__ = [
     "CoreError",
     "DeviceError",
     "Devices",
+    "Difference",
     "DirectCollectives",
     "EventHooks",
     "ExplainsLayout",
@@ -102,6 +105,7 @@ __all__ = [
     "Precision",
     "RankLocation",
     "ReduceOp",
+    "ReplicasDifferError",
     "SetsUpJointly",
     "SetupHost",
     "ShardedLeaf",

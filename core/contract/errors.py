@@ -16,6 +16,7 @@ CoreError
 ├── WorkerError                          a worker died; carries rank, exit code and its traceback
 │   └── HangError                        no rank made progress for long; carries what each one did
 ├── FingerprintError                     ranks run different plugins
+├── ReplicasDifferError                  ranks that must be alike aren't
 ├── NonFiniteLossError (ArithmeticError)  a loss is NaN or infinite, and the user wanted that to end the run
 └── CheckpointError                      a checkpoint can't be written or read
     ├── CheckpointNotFoundError (FileNotFoundError)
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from core.contract.capability import Capability
+    from core.contract.difference import Difference
     from core.contract.rank_location import RankLocation
     from core.contract.spec import Spec
 
@@ -170,6 +172,18 @@ class HangError(WorkerError):
 
 class FingerprintError(CoreError):
     """The ranks of one run resolved to different plugins or versions."""
+
+
+class ReplicasDifferError(CoreError):
+    """Ranks that must be alike aren't: parameters, buffers, learning rates, or the steps that they have made.
+
+    Attributes:
+        difference: which ranks, since when, and where; None where that isn't known.
+    """
+
+    def __init__(self, message: str, difference: Difference | None = None) -> None:
+        super().__init__(message)
+        self.difference = difference
 
 
 class NonFiniteLossError(CoreError, ArithmeticError):

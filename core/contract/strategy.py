@@ -11,7 +11,7 @@ from core.contract.precision import Precision, join_contexts
 from core.contract.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import torch
@@ -241,6 +241,10 @@ class Strategy(World):
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """All ranks, after the module of its parameters. Wrap the optimizer, or re-bind it to replaced parameters."""
         return optimizer
+
+    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
+        """All ranks. Those of one answer, not None, keep the tensor alike in each step; without it, rates and steps."""
+        return () if Capability.REPLICATED_PARAMETERS in self.capabilities else None
 
     def setup(self, trainer: SetupHost) -> None:
         """All ranks. Groups 4 to 7, as the Trainer calls them. Override it only where the smaller hooks don't do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -61,3 +62,27 @@ def check_optimizers(optimizers: Sequence[object]) -> None:
                 f"Expected a torch.optim.Optimizer, got {type(optimizer).__name__}. Pass each optimizer as an argument "
                 "of its own: fabric.setup(model, optimizer_1, optimizer_2); a scheduler as scheduler=..."
             )
+
+
+def refuse_lost(model: FabricModule, optimizers: Sequence[Optimizer], strategy: Strategy) -> None:
+    """Make it an error, in the first step, that nobody has kept the module that `setup` returned.
+
+    Whoever has can call it in any way, or none. Where the strategy or precision changes no call, nothing is lost.
+    """
+    is_bare = strategy.forward_context() is None and not strategy.precision_plugin.converts_input
+    if model.wrapped is model.module and is_bare:
+        return
+    kept, taken, own = weakref.ref(model), model.taken, weakref.ref(model.module)
+
+    def check(*_: object) -> None:
+        for hook in hooks:
+            hook.remove()
+        is_set_up = any(handle.module is own() for handle in strategy.session.handles)
+        if is_set_up and kept() is None and not taken:
+            raise ModuleError(
+                f"Nothing has kept what fabric.setup returned: the {type(own()).__name__} that you made is trained "
+                f"without {type(strategy).__name__} and precision={strategy.precision_plugin.name!r}. Write model, "
+                "optimizer = fabric.setup(model, optimizer), call model(...) and step that optimizer."
+            )
+
+    hooks = [optimizer.register_step_pre_hook(check) for optimizer in optimizers]

@@ -14,7 +14,7 @@ from core.contract import Capability, ConfigurationError, GradientClipping, NotY
 from core.contract.precision import join_contexts
 from core.data import to_device
 from core.display import install_for
-from core.fabric.checks import check_module, check_optimizers, check_state, check_trains
+from core.fabric.checks import check_module, check_optimizers, check_state, check_trains, refuse_lost
 from core.fabric.compilation import make_compilers, split_compiled
 from core.fabric.empty_weights import EmptyWeights
 from core.fabric.module import FabricModule
@@ -196,6 +196,7 @@ class Fabric(Processes):
         model = FabricModule(module, wrapped, self)
         if not optimizers:
             return model
+        refuse_lost(model, optimizers, self.strategy)
         stepped = [self.wrap_optimizer(optimizer) for optimizer in added]
         return (model, *stepped) if scheduler is None else (model, *stepped, scheduler)
 

@@ -34,10 +34,12 @@ class FabricModule(nn.Module):
     Attributes:
         module: the user's own.
         wrapped: the strategy's wrapper of it; may be the same.
+        taken: names of other methods than `forward` that were taken, to be called.
     """
 
     module: nn.Module
     wrapped: nn.Module
+    taken: set[str]
 
     def __init__(self, module: nn.Module, wrapped: nn.Module, fabric: Processes) -> None:
         """Wrap a module that the strategy of `fabric` has set up."""
@@ -47,6 +49,7 @@ class FabricModule(nn.Module):
         # A DTensor has placements: the strategy shards in place, without a wrapper.
         vars(self)["_is_in_parts"] = any(hasattr(parameter, "placements") for parameter in module.parameters())
         vars(self)["_run"] = self._prepare("forward")
+        vars(self)["taken"] = set()
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the user's `forward`, with its hooks."""
@@ -84,6 +87,7 @@ class FabricModule(nn.Module):
         if name in attributes["_forward_methods"]:
             # Kept as an attribute, which Python finds before it comes here again.
             value = attributes[name] = self._prepare(name)
+            attributes["taken"].add(name)
         # A method of the user that isn't marked may run layers outside of the wrapper.
         elif getattr(value, "__self__", None) is attributes["module"]:
             if attributes["wrapped"] is not attributes["module"]:

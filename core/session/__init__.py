@@ -11,12 +11,14 @@ from core.session.state_objects import UserData
 
 if TYPE_CHECKING:
     from core.session.changed_names import describe_changes
+    from core.session.divergence import RankComparison, running_statistics
     from core.session.half_loaded import refuse_half_loaded
     from core.session.same_class import check_schedulers, describe_scheduler
     from core.session.whole_state import load_checkpoint, read_checkpoint, restore_state, save_checkpoint
 
 __all__ = [
     "ModuleHandle",
+    "RankComparison",
     "ReplacedParameters",
     "Session",
     "UserData",
@@ -29,9 +31,10 @@ __all__ = [
     "read_checkpoint",
     "refuse_half_loaded",
     "restore_state",
+    "running_statistics",
     "save_checkpoint",
     "to_canonical",
 ]
 
-# Only those who save or load need them.
+# Only those who save, load or compare need them.
 __getattr__, __dir__ = lazy_exports(__name__)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from core.contract.precision import Precision
     from core.contract.protocols import SetsUpJointly, SetupHost
     from core.contract.spec import Fingerprint
+    from core.session.divergence import Alike
     from core.session.weights import Weights
 
 T = TypeVar("T")
@@ -48,6 +49,8 @@ class Session:
         activations: changes what added modules keep for backward, on a type of device; returns what undoes that.
         weights: of the losses, once one was given; None before.
         unit_compiler: compiles parts of the next module that is added, in place; returns what undoes that.
+        compares_ranks: what ranks have alike is compared now and then, until `forget`. False leaves it to the user.
+        buffers_stayed: steps of other ranks have left this one's buffers as they were, so that they may differ now.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -244,6 +247,8 @@ class Session:
             self._accepted.popitem()[1]()
         self.strategy.optimizers, self.strategy.lr_schedulers = [], []
         self.weights: Weights | None = None
+        self._alike: Alike | None = None
+        self.compares_ranks, self.buffers_stayed = True, False
 
     def refresh_modules(self) -> bool:
         """All ranks. Ask the strategy to, see `Strategy.refresh_modules`; what it has set up anew may be trained."""
@@ -332,6 +337,13 @@ class Session:
         if self.strategy.world_size > 1:
             groups = (each for each in added if hasattr(each, "add_param_group"))
             self._undo += [optimizer_state.check_later_groups(optimizer, self.handles) for optimizer in groups]
+        if self.has_peers and added and self._alike is None:
+            from core.session.divergence import Alike  # who trains alone waits for none of it
+
+            self._alike = Alike(self)
+        # An engine steps optimizers in the middle of what it does.
+        if self._alike is not None and Capability.JOINT_SETUP not in self.strategy.capabilities:
+            self._undo += [self._alike.watch(optimizer) for optimizer in added]
 
     def _refuse_new(self, module: nn.Module) -> None:
         if undo := self._accepted.pop(module, None):
@@ -378,6 +390,15 @@ class Session:
                 strategy, strategy.root_device, strategy.scale_gradients, has_peers=self.has_peers, by_hand=by_hand
             )
         return self.weights
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """All ranks. Compare what ranks have alike, if it is time: with `JOINT_SETUP` the strategy says when, here.
+
+        Raises:
+            ReplicasDifferError: they differ.
+        """
+        if self._alike is not None:
+            self._alike.stepped(optimizer)
 
     def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
         """All ranks. Multiply the gradients of the optimizer's parameters, or this rank's shards of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +18,11 @@ from core.strategies.options import check_options, known_options
 from core.strategies.rendezvous.barrier import barriers_of_group
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from core.contract import Collectives
     from core.contract.world import ReduceOp
 
+_PATIENCE = timedelta(seconds=20)
+"""With ranks that don't come to a point, unless the limit of collectives is near."""
 _OPERATIONS = {
     "mean": dist.ReduceOp.SUM,  # and divided; gloo has no average
     "avg": dist.ReduceOp.SUM,
@@ -257,9 +258,10 @@ class ParallelStrategy(Strategy):
             dist.barrier()
 
     def absent_ranks(self, point: str) -> list[int]:
-        """Any ranks. Those that don't come to a point within a thirtieth of `timeout`; see `Strategy.absent_ranks`."""
+        """Any ranks. Those that don't come to a point within a part of `timeout`; see `Strategy.absent_ranks`."""
         # One minute of torch's half an hour: long before a collective that waits for the same ranks ends the process.
-        return barriers_of_group().absent_at(point, self._timeout / 30) if self._is_connected() else []
+        patience = max(self._timeout / 30, min(self._timeout / 3, _PATIENCE))
+        return barriers_of_group().absent_at(point, patience) if self._is_connected() else []
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """All ranks. True if all say so, or with `all=False` if any does."""

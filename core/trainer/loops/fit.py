@@ -340,6 +340,7 @@ class FitLoop:
         """Make a step because the other ranks do, on samples that are theirs: nothing of it counts."""
         from core.trainer.loops.unchanged_statistics import unchanged_statistics  # few steps are joined
 
+        self._run.strategy.session.buffers_stayed = True
         with unchanged_statistics(self._run.module):
             return train(batch, batch_idx, self.step)
 

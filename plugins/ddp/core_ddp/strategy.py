@@ -29,7 +29,7 @@ from core_ddp.sparse import copy_sparse_gradients
 from core_ddp.unused import explain_unused, use_up_advice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
     from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _NO_OPTIONS = frozenset({"module", "process_group"})
 _DDP_OPTIONS = frozenset(inspect.signature(DistributedDataParallel).parameters) - _NO_OPTIONS
+_SENDS_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")  # the second until torch 2.12
 # Steps whose backward needs gradients averaged; the others run without the wrapper, so that ranks may differ in length.
 _WRAPPED = frozenset({"training_step", "forward"})
 
@@ -117,8 +118,35 @@ class DDPStrategy(ParallelStrategy):
             own &= ~(Capability.SEVERAL_OPTIMIZERS | Capability.SEVERAL_MODULES)
         if self._hook_state.is_by_bucket:
             own &= ~(Capability.BIT_EXACT_RESUME | Capability.SEVERAL_MODULES)
-        averages_alone = self._comm_hook is None and type(self).configure_ddp is DDPStrategy.configure_ddp
-        return own | Capability.REPLICATED_PARAMETERS if averages_alone and not self._leaves_some_out else own
+        return own | Capability.REPLICATED_PARAMETERS if self._averages_alone and not self._leaves_some_out else own
+
+    @property
+    def _averages_alone(self) -> bool:
+        return self._comm_hook is None and type(self).configure_ddp is DDPStrategy.configure_ddp
+
+    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
+        """All ranks. All have alike what DDP averages and sends, and nothing that is left out of it.
+
+        Raises:
+            ModuleError: a parameter got no gradient, so that DDP hasn't averaged.
+        """
+        if not self._averages_alone:
+            return None
+        if module is None:
+            self._check_finished()
+            return ()
+        wrapper: Any = self.session.handle_of(module).wrapped
+        sends = all(self.ddp_options.get(name) is not False for name in _SENDS_BUFFERS)
+        is_left_out = wrapper is module or f"module.{name}" in wrapper.parameters_to_ignore
+        is_alike = (sends or isinstance(tensor, nn.Parameter)) and not is_left_out
+        return () if is_alike else None
+
+    def _check_finished(self) -> None:
+        """Raise for parameters without a gradient, as DDP does in the next forward: before ranks are seen to differ."""
+        for handle in self.session.handles:
+            wrapper = handle.wrapped
+            if isinstance(wrapper, DistributedDataParallel) and wrapper.require_backward_grad_sync:
+                explain_unused(wrapper._check_reducer_finalized, self._wrapped.get(handle.module))()
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Convert, move and wrap the module; without trainable parameters there is nothing to wrap.

@@ -35,7 +35,7 @@ from core_deepspeed.states import EngineStates
 from core_deepspeed.whole_engine import WholeEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
     from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
@@ -95,6 +95,10 @@ class DeepSpeedStrategy(EngineStates):
         if self.stage == 3:
             own &= ~Capability.INFERENCE_MODE
         return own | Capability.NO_SYNC if self.stage < 2 else own
+
+    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
+        """All ranks. All have alike what the stage doesn't cut."""
+        return None if self.stage == 3 and isinstance(tensor, nn.Parameter) else ()
 
     def configure_precision(self, name: str) -> Precision | None:
         """`16-mixed` and `16-true` are the engine's: it scales the loss."""
@@ -399,7 +403,9 @@ class DeepSpeedStrategy(EngineStates):
         # The closure computes the gradients, which the engine then steps, or skips.
         if closure is not None:
             closure()
-        return self._engine_of(optimizer).step()
+        updated = self._engine_of(optimizer).step()
+        self.session.stepped(optimizer)
+        return updated
 
     # end ------------------------------------------------------------------------------------------------------------
 

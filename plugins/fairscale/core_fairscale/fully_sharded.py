@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
+from torch import nn
 
 from core import Capability, ConfigurationError
 from core.registry import require_package
@@ -18,9 +19,9 @@ from core.strategies import LeftOutParameters, ParallelStrategy, refuse_sparse_l
 from core_fairscale import flat_parts, norms, refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from core import GradientClipping, Precision
@@ -104,6 +105,10 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
         """
         left = super().capabilities & ~(Capability.MANUAL_OPTIMIZATION | Capability.INFERENCE_MODE)
         return left | Capability.OWNS_GRADIENTS
+
+    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
+        """All ranks. All have alike what isn't cut: no parameter."""
+        return None if isinstance(tensor, nn.Parameter) else ()
 
     def configure_precision(self, name: str) -> Precision | None:
         """float32, or autocast to bfloat16 over it. Main process.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from core import Capability, Chunk, ConfigurationError, ShardedLeaf
 from core.registry import require_package
@@ -17,10 +18,10 @@ from core.strategies import MethodRouter, ParallelStrategy, refuse_sparse_layers
 from core_fairscale import norms, refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
     from contextlib import AbstractContextManager
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from core import GradientClipping, Precision
@@ -71,6 +72,11 @@ class DDPShardedStrategy(ParallelStrategy):
         """The capabilities of every parallel strategy, joint set-up, and gradients and state split between ranks."""
         own = Capability.JOINT_SETUP | Capability.OWNS_GRADIENTS | Capability.SHARDED_STATE | Capability.NO_SYNC
         return super().capabilities | own
+
+    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
+        """All ranks. All have alike what owners send, and buffers unless `broadcast_buffers=False`."""
+        is_sent = tensor is None or isinstance(tensor, nn.Parameter) or self.broadcast_buffers
+        return () if is_sent else None
 
     def configure_precision(self, name: str) -> Precision | None:
         """The generic ones serve, but for those that scale the loss. Main process.
@@ -178,6 +184,12 @@ class DDPShardedStrategy(ParallelStrategy):
         if clipping.algorithm != "norm":
             return super().clip_gradients(module, optimizer, clipping)
         return norms.clip(self, optimizer, clipping)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
+        """All ranks. Step what each rank owns, and send it."""
+        updated = super().optimizer_step(optimizer, closure)
+        self.session.stepped(optimizer)
+        return updated
 
     # state ----------------------------------------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ from core_fsdp.same_batches import SameBatches
 from core_fsdp.strategy import FSDPStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
-    from torch import nn
+    from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.hooks import RemovableHandle
 
@@ -134,6 +134,10 @@ class ModelParallelStrategy(FSDPStrategy):
     def data_parallel_rank(self) -> int:
         """The number of this rank's tensor group."""
         return self.global_rank // self.mesh_shape()[1]
+
+    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
+        """All ranks. As under `fsdp`, of tensors among the ranks with the same place in their tensor groups."""
+        return () if tensor is None else self.global_rank % self.mesh_shape()[1]
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Set up as under `fsdp`; from here on the ranks of a tensor group draw the same random numbers."""

@@ -35,7 +35,7 @@ from core_fsdp.precision import DTYPES, SetsPolicy, ShardedMixedPrecision
 from core_fsdp.same_batches import EVERY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy, StateDictType
@@ -131,6 +131,10 @@ class FSDPStrategy(ParallelStrategy):
         """
         own = super().capabilities & ~Capability.INFERENCE_MODE
         return own | Capability.NO_SYNC | Capability.SHARDED_STATE
+
+    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
+        """All ranks. All have alike what isn't cut, and those with the same shards these."""
+        return ()
 
     def configure_precision(self, name: str) -> Precision | None:
         """The mixed ones are sharded: parameters are gathered in 16 bits."""

@@ -15,7 +15,7 @@ from core_hpu.collectives import HCCLStrategy
 from core_hpu.host_state import HostState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -36,6 +36,10 @@ class HPUStrategy(Strategy):
         """
         refuse_sparse_layers(self, module)
         return super().setup_module(module)
+
+    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
+        """None: nothing is compared, since these devices have no integers of 64 bits unless they are asked for."""
+        return None
 
     def mark_step(self) -> None:
         """All ranks. Launch the graph that has been collected so far; in eager mode nothing waits.

@@ -29,7 +29,7 @@ from core_parallel.modules.check_keys import CheckKeys
 from core_parallel.tensor import checks, layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
@@ -167,6 +167,12 @@ class MeshStrategy(FSDPStrategy):
             own &= ~Capability.INFERENCE_MODE
         has_all = self._given["pipeline"] == self._given["expert"] == 1
         return own if has_all else own | Capability.OWNS_GRADIENTS
+
+    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
+        """All ranks. Those at the same place along the axes over which no data is split, and with the same parts."""
+        one, share = self.sizes, self.sizes.context * self.sizes.tensor
+        stage = self.global_rank // (share * one.data * one.shard)
+        return () if tensor is None else (stage, self.global_rank % share)
 
     def configure_precision(self, name: str) -> Precision | None:
         """The precision of `FSDPStrategy` where parameters are sharded, else every strategy's."""

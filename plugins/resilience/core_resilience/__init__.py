@@ -9,12 +9,13 @@ from core.lazy_exports import lazy_exports
 from core_resilience._version import __version__
 
 if TYPE_CHECKING:
+    from core.contract import Difference, ReplicasDifferError
     from core_resilience.goodput import Goodput
     from core_resilience.microbatch import microbatch_size
     from core_resilience.spike_guard import SpikeError, SpikeGuard
     from core_resilience.straggler import Straggler
     from core_resilience.straggler_detection import StragglerDetection
-    from core_resilience.verify_replicas import Difference, ReplicasDifferError, VerifyReplicas
+    from core_resilience.verify_replicas import VerifyReplicas
 
 __all__ = [
     "Difference",

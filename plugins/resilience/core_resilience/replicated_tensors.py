@@ -5,11 +5,14 @@ from __future__ import annotations
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
+
+from core.session import running_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from torch import nn
     from torch.optim import Optimizer
 
 
@@ -28,7 +31,7 @@ def replicated_tensors(
     """
     names = {parameter: name for name, parameter in module.named_parameters() if not _fits(name, ignore)}
     yield from ((f"the parameter {name!r}", parameter) for parameter, name in names.items())
-    own = set(_running_statistics(module))
+    own = set(running_statistics(module))
     for name, buffer in module.named_buffers():
         if name not in own and not _fits(name, ignore):
             yield f"the buffer {name!r}", buffer
@@ -38,12 +41,6 @@ def replicated_tensors(
             for key in sorted(state, key=str):
                 if isinstance(state[key], Tensor):
                     yield f"{key!r} of {type(optimizer).__name__} for {names[parameter]!r}", state[key]
-
-
-def _running_statistics(module: nn.Module) -> Iterator[str]:
-    for prefix, part in module.named_modules():
-        if hasattr(part, "track_running_stats") and not isinstance(part, nn.SyncBatchNorm):
-            yield from (f"{prefix}.{name}".lstrip(".") for name, _ in part.named_buffers(recurse=False))
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-import torch
-
 from core.callbacks import Callback
-from core.contract import Capability, ConfigurationError, CoreError, UnsupportedError
+from core.contract import Capability, ConfigurationError, Difference, ReplicasDifferError, UnsupportedError
+from core.session import RankComparison
 from core.trainer import warn_caller
-from core_resilience.digests import digest_of
 from core_resilience.kept_states import states_of
 from core_resilience.layout import replica_groups
 from core_resilience.replicated_tensors import replicated_tensors
@@ -23,43 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from core import Strategy, Trainer
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Ranks that aren't alike.
-
-    Attributes:
-        step: optimizer steps before it was found.
-        ranks: those that differ from the majority; without a majority, all that must be alike.
-        has_majority: more than half of those that must be alike are, so that the others are in error.
-        tensor: the first one that differs, in words.
-    """
-
-    step: int
-    ranks: tuple[int, ...]
-    has_majority: bool
-    tensor: str
-
-    def __str__(self) -> str:
-        named = f"{'ranks' if len(self.ranks) > 1 else 'rank'} {', '.join(map(str, self.ranks))}"
-        if self.has_majority:
-            what = f"{named} {'differ' if len(self.ranks) > 1 else 'differs'} from the other ranks"
-        else:
-            what = f"{named} differ from each other, and no majority says which of them is right"
-        return f"After step {self.step} {what}; the first tensor that isn't alike is {self.tensor}."
-
-
-class ReplicasDifferError(CoreError):
-    """Ranks that must be alike aren't.
-
-    Attributes:
-        difference: which ranks, since when, and where.
-    """
-
-    def __init__(self, message: str, difference: Difference | None = None) -> None:
-        super().__init__(message)
-        self.difference = difference
 
 
 class VerifyReplicas(Callback):
@@ -131,8 +89,9 @@ class VerifyReplicas(Callback):
                 "data and shard.",
                 capability=Capability.REPLICATED_PARAMETERS,
             )
-        self._groups = groups
+        self._group = next(group for group in groups.tolist() if strategy.global_rank in group)
         self._step_verified = self._num_returns = 0
+        strategy.session.compares_ranks = False  # this says when, and what is left out
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks. Note where training begins."""
@@ -156,15 +115,9 @@ class VerifyReplicas(Callback):
                 states_of("VerifyReplicas", trainer).hold(step)
 
     def _compare(self, strategy: Strategy, module: nn.Module, step: int) -> Difference | None:
-        names, tensors = zip(*replicated_tensors(module, strategy.optimizers, self.ignore), strict=True)
-        digests = torch.stack([digest_of(_own_part(tensor)).to(strategy.root_device) for tensor in tensors])
-        wholes = strategy.all_gather(digest_of(digests).reshape(1)).flatten().cpu()[self._groups]
-        if bool((wholes == wholes[:, :1]).all()):
-            return None
-        gathered = strategy.gather_objects(digests.tolist())
-        judged = None if gathered is None else _judge(gathered, self._groups.tolist(), names, step)
-        found: Difference | None = strategy.broadcast(judged)
-        return found
+        tensors = dict(replicated_tensors(module, strategy.optimizers, self.ignore))
+        own = {name: _own_part(tensor) for name, tensor in tensors.items()}
+        return RankComparison(strategy, strategy.root_device, [(self._group, own)], step).difference()
 
     def _answer(self, difference: Difference, trainer: Trainer) -> None:
         known = {(each.ranks, each.tensor) for each in self.differences}
@@ -199,27 +152,6 @@ class VerifyReplicas(Callback):
                 "after which all were alike."
             )
         states.go_back(trainer, self._step_verified)
-
-
-def _judge(
-    digests: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], names: Sequence[str], step: int
-) -> Difference:
-    """Rank 0. Find who differs, and where first, in the first group of ranks that aren't alike.
-
-    Args:
-        digests: of each rank, those of its tensors.
-        groups: of ranks that must be alike.
-        names: of rank 0's tensors.
-        step: optimizer steps so far.
-    """
-    group = next(ranks for ranks in groups if len({tuple(digests[rank]) for rank in ranks}) > 1)
-    [(common, count)] = Counter(tuple(digests[rank]) for rank in group).most_common(1)
-    has_majority = 2 * count > len(group)
-    differing = tuple(rank for rank in group if not has_majority or tuple(digests[rank]) != common)
-    columns = zip_longest(*(digests[rank] for rank in group))
-    first = next(index for index, column in enumerate(columns) if len(set(column)) > 1)
-    tensor = names[first] if first < len(names) else "one that not all ranks have"
-    return Difference(step, differing, has_majority, tensor)
 
 
 def _own_part(tensor: Any) -> Tensor:

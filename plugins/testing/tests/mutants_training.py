@@ -511,6 +511,17 @@ class RefusesJointSetup(AveragingStrategy):
         return self.setup_module(module), [], scheduler
 
 
+@mutant("test_ranks_that_part_are_found", passes="test_sets_up_everything_at_once")
+class TellsNoStep(RefusesJointSetup):
+    """Keeps ranks alike, sets up everything at once, and tells its session of no step."""
+
+    def replicas_of(self, tensor=None, name="", module=None):
+        return ()
+
+    def setup_module_and_optimizers(self, module, optimizers, scheduler=None):
+        return self.setup_module(module), optimizers, scheduler
+
+
 @mutant("test_validates", passes=f"{EQUAL}[sgd_momentum]")
 class ValidatesInPart(AveragingStrategy):
     """Leaves out the first validation batch."""

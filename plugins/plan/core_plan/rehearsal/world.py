@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_COMPARES_NOTHING: dict[str, Any] = {"replicas_of": lambda *asked: None}  # tensors have no values
+
+
 class PretendedEnvironment(ClusterEnvironment):
     """One rank of `num_nodes` nodes with `devices` ranks each."""
 
@@ -81,6 +84,7 @@ def pretend(strategy: Strategy) -> None:
         "gather_objects": lambda obj, dst=0: [obj] * world_size,
         "barrier": lambda name=None: None,
         "absent_ranks": lambda point: [],
+        **_COMPARES_NOTHING,
     }
     if world_size > 1:
         vars(strategy).update(answers)
@@ -90,7 +94,7 @@ def pass_by_values(strategy: Strategy) -> None:
     """Keep tensors without values from being sent as objects."""
     own = strategy.broadcast
     answer = {"broadcast": lambda obj, src=0: obj if isinstance(obj, FakeTensor) else own(obj, src)}
-    vars(strategy).update(answer)
+    vars(strategy).update(answer, **_COMPARES_NOTHING)
 
 
 def _reduce_alike(

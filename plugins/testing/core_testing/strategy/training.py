@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from core import Capability, CoreError
+from core import Capability, CoreError, ReplicasDifferError
 from core_testing.cases import ADAMW, CASES, SGD, Case
 from core_testing.marks import needs, unless
 from core_testing.networks import (
@@ -130,6 +130,12 @@ class TrainingTests(StrategySuite):
         for rank, output in enumerate(outputs):
             torch.testing.assert_close(output, outputs[0], msg=f"rank {rank} and rank 0 have different models")
 
+    @unless(Capability.COMPILED_STEP)
+    def test_ranks_that_part_are_found(self) -> None:
+        """A rank with another learning rate ends the run in its first steps, unless `replicas_of` promises nothing."""
+        self.needs_several()
+        assert all(self.run(_parting_is_found, self.adapted(Case("parting"))))
+
     def test_parameters_are_on_the_device(self) -> None:
         """After set-up, parameters and what `forward` returns are on the rank's device."""
         assert all(self.run(_devices_agree, self.adapted(Case("device"))))
@@ -192,9 +198,23 @@ def _outputs_after_training(rank: Rank, case: Case) -> Tensor:
     return outputs
 
 
-def _first_steps(fabric: Any, case: Case) -> Any:
+def _parting_is_found(rank: Rank, case: Case) -> bool:
+    fabric = rank.fabric()
+    promises = fabric.strategy.replicas_of() is not None
+    try:
+        _first_steps(fabric, case, own_rate=True)
+    except ReplicasDifferError as error:
+        return promises and "'lr' of optimizer 0" in str(error)
+    finally:
+        fabric.teardown()
+    return not promises
+
+
+def _first_steps(fabric: Any, case: Case, *, own_rate: bool = False) -> Any:
     module = case.network(case)
     model, optimizer = fabric.setup(module, case.optimizer(module))
+    for group in optimizer.param_groups if own_rate else ():
+        group["lr"] *= 1 + fabric.global_rank
     size, number = fabric.strategy.data_parallel_size, fabric.strategy.data_parallel_rank
     for step in range(3):
         inputs, targets = _share_of(case, step, size, number)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from core_testing.conformance import Conformance
     from core_testing.launcher import LauncherConformance
     from core_testing.logger import LoggerConformance
+    from core_testing.one_process import in_one_process
     from core_testing.precision import PrecisionConformance
     from core_testing.ranks import Backend, Rank
     from core_testing.report import CaseResult, ConformanceReport
@@ -63,6 +64,7 @@ __all__ = [
     "StrategyConformance",
     "StrategySmoke",
     "__version__",
+    "in_one_process",
 ]
 
 # Where pytest runs, the asserts of the suites say what they have compared.

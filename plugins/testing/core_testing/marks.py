@@ -36,3 +36,13 @@ def launches(test: F) -> F:
     """Mark a test that makes processes of its own, and so stays out of the one that `own_process` makes."""
     test.launches = True  # type: ignore[attr-defined]
     return test
+
+
+def of_processes(what: str) -> Callable[[F], F]:
+    """Mark a test of what ranks in one process can't show; there it is skipped, with what that is."""
+
+    def mark(test: F) -> F:
+        test.of_processes = what  # type: ignore[attr-defined]
+        return test
+
+    return mark

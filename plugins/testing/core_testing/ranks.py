@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import gc
 import os
 import tempfile
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._dynamo  # every optimizer imports it when it is made: here once, and not in each rank
 
-from core import ClusterEnvironment, CoreError, Fabric, Found, Trainer
+from core import ClusterEnvironment, ConfigurationError, CoreError, Fabric, Found, Trainer
 from core.cluster import reserve_port
 from core.launch import MultiprocessingLauncher
 from core_testing import surroundings
@@ -97,6 +98,7 @@ class Backend:
         options: of Trainer and Fabric, such as the precision.
         timeout_s: seconds after which ranks that hang are ended, and the test fails.
         kept_for: for whose next call the ranks stay, until `end_kept_ranks`; None lets them end with each call.
+        in_process: make the ranks threads of this process; see `in_one_process`.
     """
 
     strategy: Callable[[], Strategy | str]
@@ -106,6 +108,7 @@ class Backend:
     options: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float = 240
     kept_for: Hashable = None
+    in_process: bool = False
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call `function(rank, *args)` on every rank, where `rank` is a `Rank`.
@@ -116,6 +119,8 @@ class Backend:
         Raises:
             WorkerError: a rank failed; its traceback is the cause.
         """
+        if self.in_process:
+            return self._in_one_process(function, args)
         if self.kept_for is not None:
             # Kept ranks don't see what has changed in this process since they were forked: settings travel with the
             # call.
@@ -127,6 +132,24 @@ class Backend:
             launcher.launch(self._work, environment, Path(folder), function, args)
             files = [Path(folder) / str(rank) for rank in range(self.num_processes)]
             return [torch.load(file, map_location="cpu", weights_only=False) for file in files]  # our own files
+
+    def _in_one_process(self, function: Callable[..., Any], args: Any) -> list[Any]:
+        from core_testing.one_process import in_one_process
+
+        if self.accelerator != "cpu":
+            raise ConfigurationError(
+                f"Ranks in one process share a device's state, so in_process=True is for accelerator='cpu' only, and "
+                f"not for {self.accelerator!r}."
+            )
+
+        def work(*args: Any) -> Any:
+            environment = copy.copy(shared)
+            number = int(os.environ["RANK"])
+            environment.set_world(world_size=self.num_processes, global_rank=number, local_rank=number, node_rank=0)
+            return function(Rank(self, environment), *args)
+
+        shared = TestRanks()
+        return in_one_process(work, *args, ranks=self.num_processes, timeout_s=self.timeout_s)
 
     def _kept_ranks(self) -> RankPool:
         pool = _pools.get(self.kept_for)

@@ -154,6 +154,13 @@ def test_a_parallel_strategy_on_one_device(core_cli):
     assert "4 passed, 15 skipped" in done.stdout
 
 
+@pytest.mark.slow
+def test_ranks_in_one_process_and_what_they_leave_out(core_cli):
+    done = check(core_cli, "ddp", "--in-process", "-k", "sgd_momentum or killed", "-v")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ranks in one process can't show how processes end (1 test)" in done.stdout
+
+
 def test_a_suite_that_cannot_be_imported(core_cli, lines):
     lines(**{"lines_plugin.conformance": "import not_there_at_all\n"})
     done = check(core_cli, "lines")
@@ -245,7 +252,7 @@ def test_a_card_tells_of_whole_suites(core_cli, lines):
     lines()
     done = check(core_cli, "lines", "-k", "metrics", "--card")
     assert done.returncode == 1
-    assert "leave out -k and --options" in done.stderr
+    assert "leave out -k, --options and --in-process" in done.stderr
 
 
 def test_runs_with_a_core_that_keeps_no_cards(core_cli, lines):

@@ -64,6 +64,7 @@ def _as_options(ctx: click.Context, param: click.Parameter, text: str | None) ->
 @click.option("--options", callback=_as_options, metavar="JSON", help="Options that the plugin is made with.")
 @click.option("--accelerator", metavar="NAME", help="Where it runs.  [default: the suite's choice, cpu]")
 @click.option("--num-processes", type=click.IntRange(min=1), metavar="N", help="In how many processes a strategy runs.")
+@click.option("--in-process", is_flag=True, default=None, help="Make a strategy's ranks threads of one process.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report, a page in one file.")
 @click.option(
     "--card",
@@ -102,8 +103,10 @@ def check(
         raise click.UsageError("Name a plugin, or pass --all.")
     if html is not None and not html.parent.is_dir():
         raise ConfigurationError(f"--html {html}: there is no folder {html.parent}. Make it first.")
-    if card is not None and (keyword or attributes["options"]):
-        raise ConfigurationError("A card tells of whole suites with a plugin's defaults: leave out -k and --options.")
+    if card is not None and (keyword or attributes["options"] or attributes["in_process"]):
+        raise ConfigurationError(
+            "A card tells of whole suites with a plugin's defaults: leave out -k, --options and --in-process."
+        )
     if card is not None:
         _own_card("")  # before the tests, not after them
     only = KINDS_BY_OPTION[kind] if kind else None

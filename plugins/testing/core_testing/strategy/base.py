@@ -41,6 +41,7 @@ class StrategySuite(Conformance[Strategy]):
         precision_tolerance: by which they may differ then.
         reduced_dtypes: dtypes that its collectives must work on.
         timeout_s: after which ranks that hang fail their test.
+        in_process: make the ranks threads of one process (`in_one_process`), and skip what these can't show.
         new_interpreter: start the script of `test_a_script_trains` as a user does. False forks it from a process that
             has imported torch, core and `heavy_modules`: for a package of which another alias has proven the start.
         expected_capabilities: what it must declare; None leaves that open. Pin it, for declaring nothing skips much.
@@ -67,6 +68,7 @@ class StrategySuite(Conformance[Strategy]):
         *(torch.int64, torch.int32, torch.uint8),
     )
     timeout_s: ClassVar[float] = 60
+    in_process: ClassVar[bool] = False
     new_interpreter: ClassVar[bool] = True
     expected_capabilities: ClassVar[Capability | None] = None
     optimizer: ClassVar[Any] = None
@@ -107,6 +109,11 @@ class StrategySuite(Conformance[Strategy]):
         """The capabilities that an instance declares."""
         return _declared(type(self))  # type: ignore[arg-type]  # mypy: classes have no hash
 
+    def left_out(self, test: str) -> str | None:
+        """The reason to leave out a test, such as what ranks in one process can't show; see `Conformance.left_out`."""
+        what = getattr(getattr(self, test), "of_processes", None)
+        return f"ranks in one process can't show {what}" if self.in_process and what else super().left_out(test)
+
     @property
     def shares(self) -> int:
         """Into how many shares the data is split."""
@@ -125,12 +132,14 @@ class StrategySuite(Conformance[Strategy]):
         return Backend(
             *(self.make, self.accelerator, num_processes, data_parallel_size, options, self.timeout_s),
             kept_for=kept_for if self.keeps_ranks else None,
+            in_process=self.in_process,
         )
 
     @property
     def one_device(self) -> Backend:
         """The backend with which all results are compared: a single device."""
-        return replace(one_device(self.reference_accelerator, self.keeps_ranks), timeout_s=self.timeout_s)
+        backend = one_device(self.reference_accelerator, self.keeps_ranks)
+        return replace(backend, timeout_s=self.timeout_s, in_process=self.in_process)
 
     @property
     def reference_accelerator(self) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from core import Capability, CheckpointError, CheckpointNotFoundError, ShardedLeaf
 from core.checkpoint import load_checkpoint
 from core_testing.cases import ASSORTED, NOISY, RESUMED, Case
-from core_testing.marks import needs, unless
+from core_testing.marks import needs, of_processes, unless
 from core_testing.mixture import Mixture
 from core_testing.networks import Perceptron, make_data, make_loader
 from core_testing.strategy.base import StrategySuite
@@ -106,6 +106,7 @@ class CheckpointTests(ResumeTests):
         assert found["groups"] == [expected]
         assert sorted(found["state"]) == sorted(expected)
 
+    @of_processes("ranks of unequal speed")
     def test_a_saved_checkpoint_is_complete(self, folder: Path) -> None:
         """The checkpoint is there and can be read as soon as `save_checkpoint` returns, on any rank."""
         assert all(self.run(_save_and_look, self.adapted(Case("complete")), folder / "complete.ckpt"))

@@ -13,7 +13,7 @@ import pytest
 
 from core import Capability, CoreError, WorkerError
 from core_testing.cases import Case
-from core_testing.marks import needs
+from core_testing.marks import needs, of_processes
 from core_testing.networks import Perceptron, make_loader
 from core_testing.strategy.base import StrategySuite
 
@@ -29,6 +29,7 @@ _PATIENCE = timedelta(seconds=2)
 class FailureTests(StrategySuite):
     """The whole run ends, and says why."""
 
+    @of_processes("how processes end")
     def test_a_failing_rank_ends_all(self, folder: Path) -> None:
         """An exception on the last rank ends every rank, and is what the caller sees first."""
         last = self.num_processes - 1
@@ -39,6 +40,7 @@ class FailureTests(StrategySuite):
         assert "training_step" in str(caught.value.worker_traceback)
         _assert_nobody_lives(folder, self.num_processes)
 
+    @of_processes("how processes end")
     def test_a_killed_rank_ends_all(self, folder: Path) -> None:
         """A rank that is killed ends the others too, and the signal is named."""
         last = self.num_processes - 1
@@ -46,6 +48,7 @@ class FailureTests(StrategySuite):
             self.run_in_new_processes(_die_on, self.adapted(_CASE), last, folder)
         _assert_nobody_lives(folder, self.num_processes)
 
+    @of_processes("a time limit")
     @needs(Capability.COLLECTIVES)
     def test_a_hanging_rank_is_named(self) -> None:
         """A barrier to which a rank doesn't come ends with an error that names the rank."""

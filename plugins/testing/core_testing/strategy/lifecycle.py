@@ -14,6 +14,7 @@ import torch
 from core import Capability, Strategy
 from core_testing.cases import Case
 from core_testing.footprint import Footprint
+from core_testing.marks import of_processes
 from core_testing.networks import Perceptron, make_loader
 from core_testing.ranks import Rank, own_temporary_folder
 from core_testing.strategy.base import StrategySuite
@@ -48,6 +49,7 @@ class LifecycleTests(StrategySuite):
         """A new instance crosses a process boundary, and comes out with the same capabilities."""
         assert self.alone(lambda: _copy_is_like(self.make()))
 
+    @of_processes("what a rank has of its own")
     def test_making_it_starts_nothing(self) -> None:
         """To make and resolve a strategy joins no group, starts no process or thread, sets no variable."""
         for rank, found in enumerate(self.run_in_new_processes(_footprint_of_making)):
@@ -78,6 +80,7 @@ class LifecycleTests(StrategySuite):
         """Inside `init_context`, a new module is on the rank's device, or on `meta` until it is set up."""
         assert all(self.run(_builds_on_the_device))
 
+    @of_processes("what a rank has of its own")
     def test_runs_twice_in_one_process(self) -> None:
         """A second strategy, in the same processes, trains as the first did."""
         for first, second in self.run_in_new_processes(_train_twice, self._case, False):
@@ -105,6 +108,7 @@ class LifecycleTests(StrategySuite):
         """After teardown the strategy holds no module and no optimizer, so that their memory is free."""
         assert all(self.run(_forgets_modules, self._case))
 
+    @of_processes("what a rank has of its own")
     @pytest.mark.parametrize("kind", _LEFT_BEHIND)
     def test_teardown_leaves_nothing(self, kind: str) -> None:
         """After teardown there is no more than before: no group, process, thread, port, variable, temporary file."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core import Callback, ConfigurationError, Module, Trainer
-from support.resuming import on_ranks
+from core_testing import in_one_process
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
@@ -57,7 +57,7 @@ def train(strategy, hook):
     ],
 )
 def test_a_layer_that_was_replaced_is_refused_at_its_first_gradient(strategy, hook):
-    found = on_ranks(2, train, strategy, hook)
+    found = in_one_process(train, strategy, hook)
     assert len(found) == 2
     assert all("'head." in each and "has come into the module after it was set up" in each for (each,) in found)
 

@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from core import CombinedLoader, Fabric, Module, Trainer
 from core.callbacks import GradientAccumulationScheduler, ModelCheckpoint
-from support.resuming import on_ranks
+from core_testing import in_one_process
 from support.small_nets import QUIET
 
 QUIET = {**QUIET, "limit_val_batches": 0, "max_epochs": 2}
@@ -134,7 +134,7 @@ def gradients_on_ranks():
 
 
 def test_two_ranks_have_the_windows_of_one_device():
-    for found, several in on_ranks(2, gradients_on_ranks):
+    for found, several in in_one_process(gradients_on_ranks):
         assert found == {name: pytest.approx([8.5, 20.0] * 2) for name in found}
         assert several == pytest.approx([8.5, 20.5] * 2)
 
@@ -211,7 +211,7 @@ def weights_of_ranks(strategy):
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_no_rank_has_anything_left_of_a_window_that_was_left_out(strategy):
-    for weights in on_ranks(2, weights_of_ranks, strategy):
+    for weights in in_one_process(weights_of_ranks, strategy):
         assert weights == [-7.5, -7.5], "three steps with the mean of 1 to 4"
 
 
@@ -304,7 +304,7 @@ def seen_on_ranks():
 
 
 def test_ranks_ask_in_each_epoch():
-    both = on_ranks(2, seen_on_ranks)
+    both = in_one_process(seen_on_ranks)
     for number, make in enumerate(MAKES):
         for epoch, num in enumerate(WHOLE[make.__name__]):
             seen = {sample for found in both for sample in found[number][epoch]}
@@ -370,7 +370,7 @@ def seen_together(trainer, loader):
 def test_a_step_lends_nothing_to_one_that_is_not_run(limit):
     expected = evaluated(1, limit, 4)
     assert expected[0] == [{"num_samples": 5.0 if limit is None else 4.0}]
-    assert on_ranks(2, evaluated, 2, limit, 2)[0] == expected
+    assert in_one_process(evaluated, 2, limit, 2)[0] == expected
 
 
 def trained_on_several():
@@ -380,7 +380,7 @@ def trained_on_several():
 
 
 def test_a_limited_step_of_several_training_loaders_lends_nothing():
-    assert on_ranks(2, trained_on_several) == [[1.0, 2.0], [3.0, 4.0]]
+    assert in_one_process(trained_on_several) == [[1.0, 2.0], [3.0, 4.0]]
 
 
 # estimates -----------------------------------------------------------------------------------------------------------

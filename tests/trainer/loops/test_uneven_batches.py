@@ -9,16 +9,11 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from core import ConfigurationError, Module, Trainer
 from core.callbacks import LambdaCallback
 from core_ddp import DDPStrategy
+from core_testing import in_one_process
 from support import late_torchmetrics as torchmetrics
-from support.resuming import on_ranks
 from support.small_nets import QUIET
 
 QUIET = {**QUIET, "limit_val_batches": 0, "max_epochs": 2}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _import_before_ranks_are_forked():
-    assert torchmetrics.MeanMetric
 
 
 def data(num_samples):
@@ -91,7 +86,7 @@ def test_ranks_train_as_one_device_on_any_number_of_samples(num_ranks):
     def train_all():
         return [train(num_ranks, samples, batch // num_ranks, window) for samples, batch, window in UNEVEN]
 
-    ranks = on_ranks(num_ranks, train_all)
+    ranks = in_one_process(train_all, ranks=num_ranks)
     for found in ranks:
         for (weights, logged, steps, num_steps, *_), theirs, case in zip(found, expected, UNEVEN, strict=True):
             assert weights == close(theirs[0]), case
@@ -144,7 +139,7 @@ def evaluate(num_ranks, strategy, num_samples):
 def test_an_odd_evaluation_counts_each_sample_once(num_ranks, strategy):
     """A rank without a sample stays with those that gather weights."""
     expected, predicted, at_end = evaluate(1, "auto", 7)
-    ranks = on_ranks(num_ranks, evaluate, num_ranks, strategy, 7)
+    ranks = in_one_process(evaluate, num_ranks, strategy, 7, ranks=num_ranks)
     for metrics, _, _ in ranks:
         assert metrics == close(expected)
     assert ranks[0][1] == close(predicted)
@@ -200,7 +195,7 @@ def test_streams_of_different_lengths_go_on_until_all_are_out():
         return [train_on_stream(3, *case) for case in STREAMS]
 
     expected = [steps_by_hand(*case) for case in STREAMS]
-    for found in on_ranks(3, train_all):
+    for found in in_one_process(train_all, ranks=3):
         for (weights, logged, num_steps), theirs, (num_samples, window) in zip(found, expected, STREAMS, strict=True):
             assert weights == close(theirs), num_samples
             assert logged["num_samples"] == logged["number_at_end"] == sum(num_samples)
@@ -238,7 +233,7 @@ def resume_streams(folder):
 
 @pytest.mark.slow
 def test_a_run_goes_on_after_a_step_that_one_stream_has_not_come_to(tmp_path):
-    for whole, resumed in on_ranks(2, resume_streams, tmp_path):
+    for whole, resumed in in_one_process(resume_streams, tmp_path):
         assert resumed == [whole] * 5
 
 
@@ -248,7 +243,7 @@ def refused_stream():
 
 
 def test_a_stream_without_a_batch_is_refused_on_all_ranks():
-    on_ranks(2, refused_stream)
+    in_one_process(refused_stream)
 
 
 class Weighted(Module):
@@ -282,5 +277,5 @@ def means_of_steps(num_ranks):
 @pytest.mark.numbers
 def test_the_mean_of_a_step_over_ranks_is_that_of_all_items():
     expected = means_of_steps(1)
-    for found in on_ranks(3, means_of_steps, 3):
+    for found in in_one_process(means_of_steps, 3, ranks=3):
         assert found == pytest.approx(expected, abs=1e-12, nan_ok=True)

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
 
 from core import CheckpointError, CombinedLoader, Trainer
-from support.resuming import on_ranks
+from core_testing import in_one_process
 from support.small_nets import QUIET, Net
 
 NUM_SAMPLES = 32
@@ -138,7 +138,7 @@ def _on_two(folder):
 
 
 def test_two_ranks(tmp_path):
-    first, second = on_ranks(2, _on_two, str(tmp_path))
+    first, second = in_one_process(_on_two, str(tmp_path))
     for case in first:
         assert sorted(first[case] + second[case]) == list(range(NUM_SAMPLES)), case
     with pytest.raises(

@@ -8,8 +8,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from core import Callback, ConfigurationError, Fabric, Trainer
 from core.callbacks import GradientAccumulationScheduler
 from core.contract import UnsupportedError
+from core_testing import in_one_process
 from support.global_batches import QUIET, Net, close, data
-from support.resuming import on_ranks
 
 
 class SaveAfter(Callback):
@@ -25,10 +25,9 @@ def train(num_ranks, *, batch_size=3, drop_last=False, save=None, stop_at=-1, **
     """Two epochs; or from a checkpoint, or up to a step. Weights, steps, and (step, samples) of each batch."""
     torch.manual_seed(1)
     fit = {name: options.pop(name) for name in ("ckpt_path",) if name in options}
-    strategy = {"strategy": "ddp"} if num_ranks > 1 else {}
     callbacks = [SaveAfter(*save)] if save else None
     quiet = QUIET | {"max_epochs": 2, "max_steps": stop_at, "callbacks": callbacks, "global_batch_size": 12}
-    trainer = Trainer(devices=num_ranks, **strategy, **(quiet | options))
+    trainer = Trainer(devices=num_ranks, strategy="ddp" if num_ranks > 1 else "auto", **(quiet | options))
     module = Net()
     trainer.fit(module, DataLoader(data(), batch_size=batch_size, shuffle=True, drop_last=drop_last), **fit)
     weights = torch.cat([part.detach().flatten() for part in module.parameters()]).tolist()
@@ -44,17 +43,17 @@ def test_the_steps_are_the_same_on_any_number_of_ranks(tmp_path):
     assert [number for step, number in seen if step == 3] == [3, 3, 3]  # the short window of nine
     assert train(1, batch_size=64)[0] == close(whole)
     for num_ranks, in_a_batch in ((2, [3, 3]), (3, [2, 2])):
-        for weights, done, theirs in on_ranks(num_ranks, train, num_ranks):
+        for weights, done, theirs in in_one_process(train, num_ranks, ranks=num_ranks):
             assert weights == close(whole)
             assert done == steps
             assert [number for step, number in theirs if step == 0] == in_a_batch
     # One rank, then two, then three, then one again.
-    on_ranks(2, lambda: train(2, ckpt_path=tmp_path / "two", save=(tmp_path / "three", 3), stop_at=3))
-    on_ranks(3, lambda: train(3, ckpt_path=tmp_path / "three", save=(tmp_path / "six", 6), stop_at=6))
+    in_one_process(lambda: train(2, ckpt_path=tmp_path / "two", save=(tmp_path / "three", 3), stop_at=3))
+    in_one_process(lambda: train(3, ckpt_path=tmp_path / "three", save=(tmp_path / "six", 6), stop_at=6), ranks=3)
     weights, done, _ = train(1, ckpt_path=tmp_path / "six")
     assert (weights, done) == (close(whole), steps)
     # Twelve ranks' worth of samples is no multiple of four ranks' batches of five: they are cut to three.
-    for weights, done, theirs in on_ranks(4, lambda: train(4, batch_size=5)):
+    for weights, done, theirs in in_one_process(lambda: train(4, batch_size=5), ranks=4):
         assert (weights, done) == (close(whole), steps)
         assert theirs[0] == (0, 3)
 
@@ -62,7 +61,7 @@ def test_the_steps_are_the_same_on_any_number_of_ranks(tmp_path):
 def test_drop_last_leaves_out_a_window_that_is_short():
     weights, steps, _ = train(1, drop_last=True)
     assert steps == 6
-    for theirs, done, _ in on_ranks(2, lambda: train(2, drop_last=True)):
+    for theirs, done, _ in in_one_process(lambda: train(2, drop_last=True)):
         assert (theirs, done) == (close(weights), 6)
 
 
@@ -91,7 +90,7 @@ def fabric_loop(num_ranks):
 def test_a_loop_of_ones_own_is_told_when_to_step():
     weights, num_steps, num_accumulated = fabric_loop(1)
     assert (num_steps, num_accumulated) == (8, 4)
-    for theirs, steps, accumulated in on_ranks(3, fabric_loop, 3):
+    for theirs, steps, accumulated in in_one_process(fabric_loop, 3, ranks=3):
         assert (theirs, steps, accumulated) == (close(weights), 8, 2)
 
 

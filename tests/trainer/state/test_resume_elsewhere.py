@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 from core import Callback, Module, Trainer
 from core.callbacks import ModelCheckpoint
 from core.contract import CheckpointNotFoundError, ConfigurationError
+from core_testing import in_one_process
 from support import late_torchmetrics as torchmetrics
-from support.resuming import Case, Net, Samples, SaveAlways, count_batches, on_ranks, sgd_by_epoch, train
+from support.resuming import Case, Net, Samples, SaveAlways, count_batches, sgd_by_epoch, train
 
 
 def sgd(parameters):
@@ -51,7 +52,7 @@ CHANGES = {
 
 def run_on(num_ranks, case, *callbacks, **options):
     """Events of each rank."""
-    return on_ranks(num_ranks, lambda: train(case, *callbacks, num_ranks=num_ranks, **options)[0])
+    return in_one_process(lambda: train(case, *callbacks, num_ranks=num_ranks, **options)[0], ranks=num_ranks)
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -10,7 +10,8 @@ from core import CheckpointError, ConfigurationError, Module, Trainer
 from core.accelerators import CPUAccelerator
 from core.checkpoint import load_checkpoint
 from core.strategies import SingleDeviceStrategy
-from support.resuming import Case, adamw_by_step, on_ranks, train
+from core_testing import in_one_process
+from support.resuming import Case, adamw_by_step, train
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
@@ -58,8 +59,8 @@ def saving_late(path, num_ranks, case, stop):
 @pytest.mark.parametrize(
     ("strategy", "stop"),
     [
-        (None, {"max_epochs": 1}),
-        (None, {"max_steps": 7}),
+        ("auto", {"max_epochs": 1}),
+        ("auto", {"max_steps": 7}),
         ("ddp", {"max_epochs": 1}),
         ("ddp", {"max_steps": 7}),
         pytest.param("fsdp", {"max_steps": 7}, marks=pytest.mark.slow),
@@ -67,10 +68,10 @@ def saving_late(path, num_ranks, case, stop):
     ],
 )
 def test_a_run_goes_on_from_what_was_saved_after_fit(tmp_path, strategy, stop):
-    num_ranks = 1 if strategy is None else 2
-    case = Case(adamw_by_step, validates=True, trainer={"strategy": strategy} if strategy else {})
-    saved = on_ranks(num_ranks, saving_late, tmp_path / "late.ckpt", num_ranks, case, stop)
-    whole = on_ranks(num_ranks, lambda: train(case, num_ranks=num_ranks)[:2])
+    num_ranks = 1 + (strategy != "auto")
+    case = Case(adamw_by_step, validates=True, trainer={"strategy": strategy})
+    saved = in_one_process(saving_late, tmp_path / "late.ckpt", num_ranks, case, stop, ranks=num_ranks)
+    whole = in_one_process(lambda: train(case, num_ranks=num_ranks)[:2], ranks=num_ranks)
     assert saved == whole
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import Callback, ConfigurationError, Module, ModuleError
 from core.callbacks import BackboneFinetuning, BaseFinetuning
-from support.resuming import on_ranks
+from core_testing import in_one_process
 from support.tiny import make_trainer
 
 NUM_EPOCHS = 5
@@ -130,7 +130,7 @@ def train_on_ranks(root):
 
 
 def test_ranks_train_it_together_and_go_on(tmp_path):
-    (weights, rests), (others, _) = on_ranks(2, train_on_ranks, tmp_path)
+    (weights, rests), (others, _) = in_one_process(train_on_ranks, tmp_path)
     assert weights == others
     assert rests == [(True, True)] * 3
     single = Net(norm=nn.LayerNorm, optimizer=torch.optim.SGD)

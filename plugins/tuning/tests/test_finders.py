@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import ConfigurationError, DataModule, DeviceError, Module, Tuner
 from core.callbacks import BatchSizeFinder, LambdaCallback, LearningRateFinder
+from core_testing import in_one_process
 from core_tuning import LearningRateCurve
-from support.resuming import on_ranks
 from support.tiny import make_trainer
 
 NUM_SAMPLES = 40
@@ -249,7 +249,7 @@ def search_on_ranks(root):
 
 
 def test_ranks_agree(tmp_path):
-    first, second = on_ranks(2, search_on_ranks, tmp_path)
+    first, second = in_one_process(search_on_ranks, tmp_path)
     assert first == second
     assert first[0] != 0.003
     assert first[1:] == (17, True)  # rank 1 fits half as much

@@ -17,8 +17,7 @@ from core.callbacks import Callback, EarlyStopping, GoBack, MemoryCheckpoint, Mo
 from core.contract import CheckpointNotFoundError
 from core.strategies import SingleDeviceStrategy
 from core_parallel import MeshParallelStrategy
-from core_testing import Backend
-from support.resuming import on_ranks
+from core_testing import Backend, in_one_process
 from support.small_nets import QUIET
 
 pytestmark = pytest.mark.filterwarnings("ignore:EarlyStopping")
@@ -244,7 +243,7 @@ def test_what_is_damaged_on_one_node_is_passed_over_by_all(tmp_path, strategy, b
     for folder in memory:
         folder.mkdir()
     # Of shards the next node has a copy.
-    assert on_ranks(2, fit_on_node, memory, strategy) == [([0, begins], [1, 2, 3, 4])] * 2
+    assert in_one_process(fit_on_node, memory, strategy) == [([0, begins], [1, 2, 3, 4])] * 2
 
 
 class Watches(Callback):

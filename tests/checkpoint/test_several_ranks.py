@@ -1,40 +1,26 @@
 """What fails on one rank is raised on all of them, and nobody waits for ever."""
 
-import datetime
 import os
-import secrets
-import time
 
 import pytest
 import torch
-import torch.distributed
-import torch.multiprocessing
 
 from core.checkpoint import TorchCheckpointIO
 from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
-from support.checkpoint_collectives import Gloo
+from core.strategies import ParallelStrategy
+from core_testing import Backend
+from support.checkpoint_collectives import Alone
 
 
-def run(function, folder):
-    """Call `function(rank, collectives, folder)` on two ranks, copies of this process."""
-    torch.multiprocessing.start_processes(
-        _worker, (function, str(folder), secrets.token_hex(4)), nprocs=2, start_method="fork"
-    )
+def run(function, folder, in_process=True):
+    """Call `function(rank, collectives, path)` on two ranks."""
+    Backend(ParallelStrategy, num_processes=2, in_process=in_process).run(_work, function, str(folder / "last.ckpt"))
 
 
-def _worker(rank, function, folder, meeting):
-    torch.distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store-{meeting}",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    try:
-        function(rank, Gloo(), os.path.join(folder, "last.ckpt"))
-    finally:
-        torch.distributed.destroy_process_group()
-        time.sleep(0.2)  # gloo's threads; an interpreter that ends before them aborts
+def _work(rank, function, path):
+    fabric = rank.fabric()
+    fabric.barrier()
+    function(rank.number, fabric.strategy.session.collectives, path)
 
 
 def save_load_and_remove(rank, collectives, path):
@@ -56,8 +42,6 @@ def refuse_a_state(rank, collectives, path):
 def lack_the_file_on_one_node(rank, collectives, path):
     """Each rank has a disk of its own, and the checkpoint of one is damaged."""
     own = f"{path}.{rank}"
-    from support.checkpoint_collectives import Alone
-
     TorchCheckpointIO().save_checkpoint({"x": 1}, own, collectives=Alone())
     if rank == 1:
         with open(own, "ab") as file:

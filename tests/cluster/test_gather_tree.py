@@ -10,34 +10,35 @@ from core.checkpoint import DistributedCheckpointIO, load_checkpoint
 from core.contract import CheckpointError
 from core.strategies import gather_tree
 from core.strategies.group_collectives import GroupCollectives
-from support.checkpoint_collectives import in_threads
-from support.resuming import on_ranks
+from core_testing import in_one_process
 
 
 @pytest.mark.parametrize(("size", "fan", "most"), [(1, 3, 0), (3, 3, 2), (7, 3, 4), (9, 3, 4), (10, 3, 5)])
 def test_rank_zero_hears_of_all_and_is_told_by_few(size, fan, most):
     told = []
 
-    def one(ranks):
+    def one():
+        rank = dist.get_rank()
+
         def gather_from(obj, others):
-            if ranks.rank != others[0]:
-                return ranks.shared.sent[ranks.rank, others[0]].put(obj)
-            found = [obj, *(ranks.shared.sent[rank, others[0]].get(timeout=20) for rank in others[1:])]
-            if ranks.rank == 0:
+            if rank != others[0]:
+                return dist.send_object_list([obj], others[0])
+            found = [[obj], *([None] for _ in others[1:])]
+            for box, other in zip(found[1:], others[1:], strict=True):
+                dist.recv_object_list(box, other)
+            if rank == 0:
                 told.append(len(found) - 1)
-            return found
+            return [each for [each] in found]
 
-        return gather_tree.gather(f"from {ranks.rank}", ranks.rank, size, gather_from, fan)
+        return gather_tree.gather(f"from {rank}", rank, size, gather_from, fan)
 
-    assert in_threads(size, one) == [[f"from {rank}" for rank in range(size)], *[None] * (size - 1)]
+    assert in_one_process(one, ranks=size) == [[f"from {rank}" for rank in range(size)], *[None] * (size - 1)]
     assert sum(told) == most
 
 
 def save_in_branches(folder):
     """A save of four ranks in branches of two; then one in which rank 3 fails."""
-    rank = int(os.environ["RANK"])
-    gather_tree.FAN = 2
-    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     collectives = GroupCollectives(dist.group.WORLD, {})
     assert collectives.gather_objects("x" * rank) == (["", "x", "xx", "xxx"] if rank == 0 else None)
     storage = DistributedCheckpointIO()
@@ -47,14 +48,11 @@ def save_in_branches(folder):
         storage.save_checkpoint({"value": value}, folder / "b", collectives=collectives)
     except CheckpointError as error:
         return [str(error)]
-    finally:
-        dist.barrier()
-        dist.destroy_process_group()
 
 
-@pytest.mark.slow
-def test_ranks_of_a_group_save_in_branches(tmp_path):
-    errors = [error for [error] in on_ranks(4, save_in_branches, tmp_path)]
+def test_ranks_of_a_group_save_in_branches(tmp_path, monkeypatch):
+    monkeypatch.setattr(gather_tree, "FAN", 2)
+    errors = [error for [error] in in_one_process(save_in_branches, tmp_path, ranks=4)]
     assert all("object" in error for error in errors)
     assert all(error.startswith("On rank 3: ") for error in errors[:3])
     assert load_checkpoint(tmp_path / "a")["value"].tolist() == [0.0] * 3

@@ -9,7 +9,7 @@ import torch
 from core import CheckpointError
 from core.contract import CheckpointNotFoundError, Chunk, ShardedLeaf
 from core_neighbour import NeighbourCheckpointIO, node_parts
-from support.checkpoint_collectives import Alone, in_threads
+from support.checkpoint_collectives import Alone, together
 
 ROWS = 12
 NAME = "step-1.ckpt"
@@ -42,7 +42,7 @@ def save(nodes, per_node, value=0.0, name=NAME, change=lambda rank, state: state
         state = change(ranks.rank, state_of(ranks.rank, num_ranks, value))
         storage.save_checkpoint(state, nodes[ranks.rank // per_node] / name, collectives=ranks)
 
-    return in_threads(num_ranks, one)
+    return together(one, num_ranks)
 
 
 def load(nodes, per_node):
@@ -65,7 +65,7 @@ def load(nodes, per_node):
         assert (state["name"], state["model"]["count"].item()) == ("rank 0", 7 + value)
         return found[0], value
 
-    return in_threads(num_ranks, one)
+    return together(one, num_ranks)
 
 
 @pytest.mark.parametrize("lost", range(3))
@@ -161,5 +161,5 @@ def test_what_was_not_found_is_not_there(nodes):
     def one(ranks):
         NeighbourCheckpointIO(0).load_checkpoint(nodes[0] / NAME, collectives=ranks)
 
-    assert [type(error) for error in in_threads(1, one)] == [CheckpointNotFoundError]
+    assert [type(error) for error in together(one, 1)] == [CheckpointNotFoundError]
     assert os.listdir(nodes[0]) == []

@@ -5,10 +5,8 @@ import errno
 import os
 import shutil
 import sys
-import threading
 from itertools import count
 from multiprocessing import Pipe
-from queue import Queue
 
 import pytest
 import torch
@@ -21,31 +19,10 @@ from core.checkpoint.any_form import formats
 from core.checkpoint.format.verified_file import MappedFile
 from core.checkpoint.storage import disk
 from core.contract import CheckpointError, CheckpointNotFoundError, Chunk, ShardedLeaf
+from support.checkpoint_collectives import together
 
 VALUES = 2_000
 HALF = VALUES // 2
-
-
-class Threads:
-    """Two ranks in one process, each a thread."""
-
-    size = 2
-    writer = {}
-
-    def __init__(self, rank, queues):
-        self.rank, self._mine, self._others = rank, queues[rank], queues[1 - rank]
-
-    def broadcast_object(self, obj, src=0):
-        if self.rank != src:
-            return self._mine.get(timeout=60)
-        self._others.put(obj)
-        return obj
-
-    def gather_objects(self, obj, dst=0):
-        if self.rank == dst:
-            return [obj, self._mine.get(timeout=60)]
-        self._others.put(obj)
-        return None
 
 
 def half_of(step, rank):
@@ -61,29 +38,14 @@ def save_half(path, step, collectives):
     DistributedCheckpointIO().save_checkpoint(half_of(step, collectives.rank), path, collectives=collectives)
 
 
-def on_two_ranks(work, enter=contextlib.nullcontext):
-    """Call `work(collectives)` from two threads, each within `enter(rank)`; what each was told, if anything."""
-    queues, told = (Queue(), Queue()), ["did not end", "did not end"]
-
-    def run(rank):
-        try:
-            with enter(rank):
-                work(Threads(rank, queues))
-            told[rank] = ""
-        except CheckpointError as error:
-            told[rank] = str(error)
-
-    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return told
+def on_two_ranks(work):
+    """Call `work(collectives)` on two ranks; what each was told, if anything."""
+    return [str(told or "") for told in together(work)]
 
 
-def save_together(path, step, enter=contextlib.nullcontext):
+def save_together(path, step):
     """Save from two ranks; what each was told."""
-    return on_two_ranks(lambda collectives: save_half(path, step, collectives), enter)
+    return on_two_ranks(lambda collectives: save_half(path, step, collectives))
 
 
 class Faults:
@@ -91,16 +53,10 @@ class Faults:
 
     def __init__(self, victim, number, *, lasts):
         self._victim, self._left, self._lasts = victim, number, lasts
-        self._rank = threading.local()
         self.has_struck = False
 
-    @contextlib.contextmanager
-    def as_rank(self, rank):
-        self._rank.number = rank
-        yield
-
     def is_due(self):
-        if getattr(self._rank, "number", None) != self._victim:
+        if torch.distributed.get_rank() != self._victim:
             return False
         self._left -= 1
         due = self._left == 0 or (self._lasts and self._left < 0)
@@ -157,7 +113,7 @@ def check_all_faults(make_faults, prepare, path, least):
         prepare()
         with pytest.MonkeyPatch.context() as patches:
             faults = make_faults(number, patches)
-            told = save_together(path, 2, faults.as_rank)
+            told = save_together(path, 2)
         check_told(told, loaded_step(path), faults.has_struck)
         failed += bool(told[0])
         if not faults.has_struck:
@@ -353,7 +309,7 @@ def test_each_rank_reads_back_what_it_wrote_before_what_is_replaced_goes(tmp_pat
     storage, seen, real = DistributedCheckpointIO(), [], MappedFile.verify
 
     def verify(file, start, stop):
-        seen.append((threading.current_thread().name, file.path[-10:]))
+        seen.append((torch.distributed.get_rank(), file.path[-10:]))
         real(file, start, stop)
 
     monkeypatch.setattr(MappedFile, "verify", verify)
@@ -366,7 +322,7 @@ def test_each_rank_reads_back_what_it_wrote_before_what_is_replaced_goes(tmp_pat
     for step, path in enumerate((old, new, newer)):
         assert save_together(path, step) == ["", ""]
     retire(old, new)
-    assert sorted(seen) == [("rank 0", "00000.data"), ("rank 1", "00001.data")]
+    assert sorted(seen) == [(0, "00000.data"), (1, "00001.data")]
     assert names(tmp_path) == ["2.ckpt", "3.ckpt"]
     # What another machine's file system doesn't show yet is no damage: rank 0 reads all.
     with monkeypatch.context() as patches:
@@ -374,7 +330,7 @@ def test_each_rank_reads_back_what_it_wrote_before_what_is_replaced_goes(tmp_pat
         assert save_together(old, 4) == ["", ""]
         seen.clear()
         retire(old, new)
-    assert sorted(seen) == [("rank 0", "00000.data"), ("rank 0", "00000.data"), ("rank 0", "00001.data")]
+    assert sorted(seen) == [(0, "00000.data"), (0, "00000.data"), (0, "00001.data")]
     assert not old.exists()
     (data,) = newer.glob("*-00001.data")
     data.write_bytes(bytes(data.stat().st_size))

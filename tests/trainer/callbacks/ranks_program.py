@@ -44,9 +44,7 @@ class Slowed(Tiny):
         }
 
     def on_train_end(self) -> None:
-        rates = self.trainer.strategy.gather_objects(self.optimizers().param_groups[0]["lr"])
-        if self.global_rank == 0:
-            Path(os.environ["RANKS_OUT"]).write_text(repr(rates))
+        self.last_rate = self.optimizers().param_groups[0]["lr"]
 
 
 class Normalized(Tiny):
@@ -61,11 +59,6 @@ class Normalized(Tiny):
     def compared(self) -> torch.Tensor:
         statistics = [self.norm.running_mean, self.norm.running_var] if self.has_equal_statistics else []
         return torch.cat([self.layer.weight.detach().flatten(), *statistics])
-
-    def teardown(self, stage: str) -> None:
-        ranks = self.trainer.strategy.all_gather(self.compared())
-        if self.global_rank == 0:
-            Path(os.environ["RANKS_OUT"]).write_text(repr(ranks.tolist()))
 
 
 def make_trainer(root: Any, *callbacks: Any, strategy: str = "ddp_fork", **options: Any) -> Trainer:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from core.callbacks import EMA, EarlyStopping, ModelCheckpoint, RichProgressBar, StochasticWeightAveraging, Timer
+from core_testing import in_one_process
 from support.tiny import Tiny, loader
 from support.tiny import make_trainer as make_single_trainer
 from trainer.callbacks.ranks_program import Normalized, Slowed, Torn, make_trainer
@@ -39,9 +40,14 @@ def test_they_rank_checkpoints_and_stop_as_rank_0_says(tmp_path, told):
     assert trainer.should_stop
 
 
-def test_a_scheduler_that_monitors_a_value_of_single_steps_takes_rank_0s(tmp_path, told):
-    make_trainer(tmp_path, max_epochs=1).fit(Slowed(lr=1.0), loader(16))
-    assert told() == [0.125, 0.125]
+def fit(module, root, *callbacks, **options):
+    make_trainer(root, *callbacks, strategy="ddp", **options).fit(module, loader(16, batch_size=2), loader())
+    return module
+
+
+def test_a_scheduler_that_monitors_a_value_of_single_steps_takes_rank_0s(tmp_path):
+    modules = in_one_process(lambda: fit(Slowed(lr=1.0), tmp_path, max_epochs=1))
+    assert [module.last_rate for module in modules] == [0.125, 0.125]
 
 
 def test_they_stop_by_rank_0s_clock(tmp_path, told):
@@ -58,17 +64,19 @@ def test_they_stop_by_rank_0s_clock(tmp_path, told):
 @pytest.mark.parametrize(
     ("average", "has_equal_statistics"), [(EMA(0.5), False), (StochasticWeightAveraging(0.1, 1), True)]
 )
-def test_they_have_the_same_average(tmp_path, told, average, has_equal_statistics):
-    module = Normalized(has_equal_statistics)
-    make_trainer(tmp_path, average, max_epochs=3).fit(module, loader(16), loader())
-    assert told() == [module.compared().tolist()] * 2
+def test_they_have_the_same_average(tmp_path, average, has_equal_statistics):
+    def train(average):
+        return fit(Normalized(has_equal_statistics), tmp_path, average, max_epochs=3).compared().tolist()
+
+    first, second = in_one_process(train, average)
+    assert first == second
 
 
 def test_the_average_of_two_ranks_is_that_of_one(tmp_path):
-    whole, split = Tiny().double(), Tiny().double()
-    make_single_trainer(tmp_path, EMA(0.5), max_epochs=2, precision="64-true").fit(whole, loader(16, batch_size=4))
-    make_trainer(tmp_path, EMA(0.5), max_epochs=2, precision="64-true").fit(split, loader(16, batch_size=2))
-    assert torch.allclose(whole.layer.weight, split.layer.weight, rtol=0, atol=1e-10)
+    whole, options = Tiny().double(), {"max_epochs": 2, "precision": "64-true"}
+    make_single_trainer(tmp_path, EMA(0.5), **options).fit(whole, loader(16, batch_size=4))
+    for split in in_one_process(lambda: fit(Tiny().double(), tmp_path, EMA(0.5), **options)):
+        assert torch.allclose(whole.layer.weight, split.layer.weight, rtol=0, atol=1e-10)
 
 
 def test_one_of_them_draws(tmp_path, capfd):

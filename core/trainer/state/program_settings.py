@@ -25,7 +25,8 @@ _MOST_SHOWN = 12
 def settings_of(run: Run) -> dict[str, object]:
     """The settings that the program says, by name, before callbacks, schedulers or a checkpoint change it."""
     batch_size = run.options.global_batch_size or getattr(run.loaders.train, "batch_size", None)
-    others = {"batch_size": batch_size, "precision": run.strategy.precision_plugin.name, "seed": torch.initial_seed()}
+    seed = torch.initial_seed() if torch.initial_seed() < 2**32 else None  # above that no user has given it
+    others = {"batch_size": batch_size, "precision": run.strategy.precision_plugin.name, "seed": seed}
     return {**others, **{name: owner[key] for name, (owner, key) in _places(run).items()}}
 
 

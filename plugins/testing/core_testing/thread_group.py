@@ -101,8 +101,10 @@ class _Store(in_c.Store):
     def check(self, keys: list[str]) -> bool:
         return self._stored.keys() >= {*keys}
 
-    def delete_key(self, key: str) -> bool:
+    def deleteKey(self, key: str) -> bool:  # by this name torch asks for it, from a store with a prefix
         return self._stored.pop(key, None) is not None
+
+    delete_key = deleteKey
 
 
 class _Awaited(in_c.Work):

@@ -27,6 +27,7 @@ def configure_model(run: Run) -> None:
         hook()
     if run.options.sync_batchnorm and Capability.COLLECTIVES in run.strategy.capabilities:
         run.module = nn.SyncBatchNorm.convert_sync_batchnorm(run.module)
+    run.fabric.draw_apart()  # a strategy may share states among some ranks as it sets the module up
 
 
 def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[object]]:
@@ -48,7 +49,6 @@ def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[object]]:
 
 def restore(run: Run, *, begins: bool = True) -> None:
     """All ranks. Load the checkpoint that the user named, if any; or the state to which a `fit` that runs goes back."""
-    run.fabric.draw_apart()
     if run.trains and begins:
         run.settings = settings_of(run)
         for callback in run.callbacks:

@@ -124,15 +124,13 @@ class Loaders:
 
     def ask_again(self) -> None:
         """All ranks. Make all loaders anew; a position that was restored holds for the new ones."""
-        assert self._strategy is not None
-        draw_apart = draw_alike(self._strategy)
         self._ask()
-        draw_apart()
         if self._restored is not None:
             self._train_loader.load_state_dict(self._restored)
 
     def _ask(self) -> None:
         assert self._strategy is not None
+        draw_apart = draw_alike(self._strategy)
         # New shards, so that loaders that are asked for again have the seeds of the first ones.
         self._sharder = LoaderSharder(self._strategy)
         self.test = self._make_evaluation(TEST)
@@ -141,6 +139,7 @@ class Loaders:
         # Last, since how often to validate is checked against the validation loaders.
         if (source := self._sources.get(TRAIN)) is not None:
             self._make_train(source)
+        draw_apart()
 
     def end_workers(self) -> None:
         """End workers that persist: garbage collection, which finds them in a cycle, would wait for each for 5 s."""

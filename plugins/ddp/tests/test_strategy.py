@@ -156,7 +156,8 @@ class Formatted(Net):
 def test_the_caller_gets_tensors_as_rank_0_has_them(precision, dtype):
     _, module = fit("ddp_fork", Formatted(), precision=precision)
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    assert {name: tensor.dtype for name, tensor in tensors.items()} == dict.fromkeys(tensors, dtype)
+    kept = {"offset": torch.float32} if dtype == torch.bfloat16 else {}
+    assert {name: tensor.dtype for name, tensor in tensors.items()} == dict.fromkeys(tensors, dtype) | kept
     assert [name for name, tensor in tensors.items() if tensor.requires_grad] == ["used.weight"]
 
 

@@ -89,6 +89,7 @@ class _Trial:
         self._trainer, self._num_steps = trainer, num_steps
         self._step, self._transfer = trainer.running_step, trainer.make_transfer()
         self._step.ends_window = False  # gradients stay on their rank
+        trainer.strategy.session.compares_ranks = False
         self._source = iter(islice(trainer.loaders.open_train(), num_steps))
         self._batch: Any = None
 

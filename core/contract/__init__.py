@@ -11,7 +11,6 @@ from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.contract.accelerator import Absent, Accelerator, Broken, Devices, Found
-    from core.contract.awaited import Awaited, AwaitsRanks
     from core.contract.capability import Capability
     from core.contract.checkpoint_io import CheckpointIO, Collectives, DirectCollectives, PathLike
     from core.contract.checkpoint_reader import CheckpointReader
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from core.contract.logger import Logger
     from core.contract.precision import ClippingAlgorithm, NumberFormats, Precision
     from core.contract.protocols import ComputesLoss, KeepsRankState, MakesOptimizers, SetsUpJointly, SetupHost
-    from core.contract.rank_location import RankLocation
+    from core.contract.rank_location import Awaited, AwaitsRanks, RankLocation
     from core.contract.sharded_leaf import Chunk, ShardedLeaf, TensorDescription
     from core.contract.spec import Spec, normalize_alias
     from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep

@@ -30,7 +30,7 @@ class Collective:
 def newest() -> Collective:
     """The collective that was issued last, if it is still under way; else an empty one."""
     entries = _entries()
-    return _made(entries, len(entries) - 1) if entries and _is_under_way(entries[-1]) else Collective()
+    return _made(entries, len(entries) - 1) if entries and not entries[-1].get("retired", True) else Collective()
 
 
 def num_begun() -> int:
@@ -88,10 +88,6 @@ def _made(entries: list[dict[str, Any]], place: int) -> Collective:
     formats = [each for each in entry.get("input_dtypes", ()) if each != "Float"]
     shown = " ".join([entry["profiling_name"], str(entry.get("input_sizes", "")), *formats])
     return Collective(shown, bool(steps) and steps[-1] in steps[:-1], int(entry.get("collective_seq_id", 0)))
-
-
-def _is_under_way(entry: dict[str, Any]) -> bool:
-    return not entry.get("retired", True)
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.watch import kernel
-from core.watch.faulthandler_stack import line_in
 from core.watch.standstill import end_after
 from core.watch.termination import SIGNAL
+from core.watch.users_code import is_users_file
 
 if TYPE_CHECKING:
     from core.watch.rank_status import RankStatus
@@ -21,6 +22,8 @@ _ASKS_EVERY = 5
 """Examinations from one request for a stack to the next."""
 _SHOWN = 50_000
 """Characters of what faulthandler has written, of which the newest are shown."""
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)$', re.MULTILINE)
+_ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
 class LocalRanks:
@@ -79,3 +82,13 @@ def with_written_stack(status: RankStatus) -> RankStatus:
     with suppress(OSError):
         text = Path(status.stacks).read_text(encoding="utf-8", errors="replace")[-_SHOWN:]
     return replace(status, stack=text, line=line_in(text, status.thread) or status.line) if text else status
+
+
+def line_in(text: str, thread: int) -> str:
+    """The innermost line of the user's code in the last stack of the thread with this Python identifier."""
+    _, is_there, stack = text.rpartition(f"hread 0x{thread:016x}")
+    for match in _FRAME.finditer(stack.partition("\n\n")[0] if is_there else ""):
+        path = _ESCAPED.sub(lambda found: chr(int(found[found.lastindex or 1], 16)), match["file"])
+        if is_users_file(path):
+            return f"{path}:{match['line']} in {match['name']}"
+    return ""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from core.contract.awaited import Awaited, AwaitsRanks
+from core.contract.rank_location import Awaited, AwaitsRanks
 from core.watch import kernel
 from core.watch.flight_recorder import Collective, newest, num_begun, run_on_device
 from core.watch.phases import heartbeat

@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from core.watch.decision import StandstillDecision
-from core.watch.ending import absent_here
 from core.watch.other_ranks import OtherRanks
 from core.watch.own_status import OwnStatus
 from core.watch.stack_file import StackFile
@@ -21,6 +20,7 @@ from core.watch.termination import Termination, continue_process, end_by_force, 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from core.contract import HangError
     from core.contract.world import World
     from core.watch.options import WatchdogOptions
 
@@ -122,7 +122,7 @@ class Watchdog:
     def _end(self) -> None:
         """End this process by the verdict, and the absent processes of this machine."""
         error, grace_s = self.termination.error or self._decision.error(), self._options.grace.total_seconds()
-        absent = absent_here(error, self._own, self._others)
+        absent = self._absent_here(error)
         for pid, began in absent:
             with suppress(OSError):
                 continue_process(pid, began)
@@ -133,6 +133,16 @@ class Watchdog:
         if not self._is_closed.is_set():
             self._remove_files()
             leave_at_once(error)
+
+    def _absent_here(self, error: HangError) -> list[tuple[int, str]]:
+        """The absent processes of this machine, and when each began; none if another rank of it is to end them."""
+        own, statuses = self._own, self._others.statuses
+        here = [each for each in error.ranks if each.host == own.host]
+        present = [each.rank for each in here if each.rank not in error.absent]
+        if present and min(present) != own.rank:
+            return []
+        absent = [each for each in here if each.rank in error.absent and each.pid != own.pid]
+        return [(each.pid, statuses[each.rank].began if each.rank in statuses else "") for each in absent]
 
     def _remove_files(self) -> None:
         self._stacks.close()

@@ -2,7 +2,7 @@
 
 import threading
 
-from core.watch.background_calls import BackgroundCalls
+from core.watch.store_access import BackgroundCalls
 
 
 def test_none_is_run_after_one_has_failed_or_while_one_is_at_work():

@@ -22,13 +22,12 @@ from core.contract.world import World
 from core.launch.worker_failure import WorkerFailure, worker_error
 from core.watch import kernel, options, standstill, users_code
 from core.watch.boards import FolderBoard
-from core.watch.faulthandler_stack import line_in
+from core.watch.decision import StandstillWarnings
 from core.watch.kernel import began_at, process_state
-from core.watch.local_ranks import LocalRanks
+from core.watch.local_ranks import LocalRanks, line_in
 from core.watch.phases import Heartbeat, heartbeat, phase
 from core.watch.rank_status import RankStatus
 from core.watch.standstill import Standstill
-from core.watch.standstill_warnings import StandstillWarnings
 from core.watch.termination import SIGNAL
 from core.watch.thread_sampler import ThreadSampler
 from core.watch.users_code import innermost

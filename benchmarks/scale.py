@@ -33,7 +33,7 @@ from core.checkpoint.folder.reader import FolderReader
 from core.checkpoint.folder.writer import PartWriter
 from core.checkpoint.joint import writing
 from core.contract import Chunk, ShardedLeaf
-from core.strategies import gather_tree
+from core.strategies import group_collectives
 from core.strategies.fingerprint import exchange
 from core.strategies.rendezvous import rounds
 
@@ -198,9 +198,9 @@ class RankZero:
 
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any]:
         """`obj`, and what the others send, unpickled here. More than 64 send it by branches."""
-        if self.size <= gather_tree.FAN:
+        if self.size <= group_collectives.FAN:
             return self._heard(obj, [self._answer(rank, obj) for rank in range(1, self.size)])
-        gathered = gather_tree.gather(obj, 0, self.size, self._gather_from)
+        gathered = group_collectives.gather_in_branches(obj, 0, self.size, self._gather_from)
         assert gathered is not None, "this is rank 0"
         return gathered
 

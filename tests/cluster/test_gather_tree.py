@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from core.checkpoint import DistributedCheckpointIO, load_checkpoint
 from core.contract import CheckpointError
-from core.strategies import gather_tree
+from core.strategies import group_collectives
 from core.strategies.group_collectives import GroupCollectives
 from core_testing import in_one_process
 
@@ -30,7 +30,7 @@ def test_rank_zero_hears_of_all_and_is_told_by_few(size, fan, most):
                 told.append(len(found) - 1)
             return [each for [each] in found]
 
-        return gather_tree.gather(f"from {rank}", rank, size, gather_from, fan)
+        return group_collectives.gather_in_branches(f"from {rank}", rank, size, gather_from, fan)
 
     assert in_one_process(one, ranks=size) == [[f"from {rank}" for rank in range(size)], *[None] * (size - 1)]
     assert sum(told) == most
@@ -51,7 +51,7 @@ def save_in_branches(folder):
 
 
 def test_ranks_of_a_group_save_in_branches(tmp_path, monkeypatch):
-    monkeypatch.setattr(gather_tree, "FAN", 2)
+    monkeypatch.setattr(group_collectives, "FAN", 2)
     errors = [error for [error] in in_one_process(save_in_branches, tmp_path, ranks=4)]
     assert all("object" in error for error in errors)
     assert all(error.startswith("On rank 3: ") for error in errors[:3])

@@ -35,7 +35,10 @@ class NamedBarriers:
         # The name before the count: a rank that is counted is never listed as absent.
         self._store.set(f"rank/{self._rank}", key)
         has_come = self._store.add(key, 1)
-        self._forget_before(key)
+        # Delete the key of the last point but one. All ranks have been at the last one, so none waits there.
+        if self._rank == 0 and len(self._past) == 2:
+            self._store.delete_key(self._past[0])
+        self._past.append(key)
         began_s, limit_s = time.monotonic(), timeout.total_seconds()
         while has_come < self._world_size:
             if (waited_s := time.monotonic() - began_s) > limit_s:
@@ -45,12 +48,6 @@ class NamedBarriers:
             # To add nothing is to read the counter.
             has_come = self._store.add(key, 0)
         return []
-
-    def _forget_before(self, key: str) -> None:
-        """Delete the key of the last point but one. All ranks have been at the last one, so none waits there."""
-        if self._rank == 0 and len(self._past) == 2:
-            self._store.delete_key(self._past[0])
-        self._past.append(key)
 
     def _last_point_of(self, rank: int) -> str:
         key = f"rank/{rank}"

@@ -30,10 +30,6 @@ def meet(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
     """
     if rank == 0:
         return _invite(store, world_size, timeout)
-    return _ask(store, rank, timeout)
-
-
-def _ask(store: Store, rank: int, timeout: timedelta) -> str:
     number, wait = request_round(store), Wait(rank, timeout)
     while (name := round_for(store, number)) is None:
         if wait.is_over:

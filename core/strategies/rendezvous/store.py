@@ -49,25 +49,22 @@ class RendezvousStore:
         wait = Wait(self._rank, self._timeout)
         while not self.store.check([key]):
             if (is_late := wait.is_over) or self._shared.check([_ANY_LEFT]):
-                self._look_for_absent(is_late=is_late)
+                absent = self._absent()
+                # Rank 0 keeps the store, and may leave when it has come.
+                if left := [rank for rank in sorted({0, *absent}) if self._shared.check([_left(rank)])]:
+                    raise WorkerError(
+                        f"{listed(left)} ended the program without reaching the start of the process group, where rank "
+                        f"{self._rank} waits. All ranks must make the same calls: look for a sys.exit or a return "
+                        "that only some ranks reach.",
+                        rank=left[0],
+                    )
+                if is_late:
+                    raise late_error(absent or [0], self._rank, self._timeout)
             wait.pause(self._absent)
         return self.store.get(key)
 
     def _absent(self) -> list[int]:
         return _without(lambda ranks: self.store.check([_came(rank) for rank in ranks]), range(self._world_size))
-
-    def _look_for_absent(self, *, is_late: bool) -> None:
-        absent = self._absent()
-        # Rank 0 keeps the store, and may leave when it has come.
-        if left := [rank for rank in sorted({0, *absent}) if self._shared.check([_left(rank)])]:
-            raise WorkerError(
-                f"{listed(left)} ended the program without reaching the start of the process group, where rank "
-                f"{self._rank} waits. All ranks must make the same calls: look for a sys.exit or a return that only "
-                "some ranks reach.",
-                rank=left[0],
-            )
-        if is_late:
-            raise late_error(absent or [0], self._rank, self._timeout)
 
 
 def announce_exit(store: Store, rank: int, is_there: Callable[[], bool]) -> None:

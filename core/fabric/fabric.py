@@ -21,7 +21,7 @@ from core.fabric.module import FabricModule
 from core.fabric.one_step import refuse_non_finite, run_step
 from core.fabric.optimizer import FabricOptimizer
 from core.fabric.processes import Processes
-from core.fabric.state import copy_values, holds_objects, unwrap, unwrap_module
+from core.fabric.state import copy_values, filter_modules, holds_objects, unwrap, unwrap_module
 from core.registry import LOGGER_REGISTRY
 from core.resolve import resolve
 from core.session.nested import refuse_endless
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from core.contract.accelerator import Devices
     from core.contract.checkpoint_io import PathLike
     from core.contract.step import Stage
-    from core.fabric.loader_setup import LoaderSetup
+    from core.fabric.loader import LoaderSetup
     from core.fabric.metric_log import MetricLog
     from core.fabric.weight_stream import WeightStream
     from core.resolve import Resolution
@@ -210,7 +210,7 @@ class Fabric(Processes):
         """
         own, compiler = split_compiled(module)
         if compiler is not None and self.unit_compiler is not None:
-            from core.fabric.unit_compilation import refuse_both
+            from core.fabric.compile_options import refuse_both
 
             refuse_both(own)
         self.session.compiler = compiler or self.compiler
@@ -455,8 +455,6 @@ class Fabric(Processes):
         """
         check_state("save", path, state)
         if filter:
-            from core.fabric.filtered_state import filter_modules  # most save whole modules
-
             state = {**state, **filter_modules(self.strategy, state, filter)}
         from core.session import save_checkpoint  # who neither saves nor loads waits for none of it
 
@@ -593,7 +591,7 @@ class Fabric(Processes):
 
     @cached_property
     def _loader_setup(self) -> LoaderSetup:
-        from core.fabric.loader_setup import LoaderSetup  # the Trainer has loaders and logs of its own
+        from core.fabric.loader import LoaderSetup  # the Trainer has loaders and logs of its own
 
         return LoaderSetup(self.strategy)
 

@@ -97,7 +97,13 @@ class Processes(Ranks):
         which knows where its stages begin and end, calls both.
         """
         if not self._is_set_up:
-            self._require_processes()
+            environment, num_processes = self.strategy.cluster_environment, self.strategy.world_size
+            if environment is not None and environment.world_size() < num_processes:
+                launch = "fabric.launch()" if self.strategy.launcher.calls_in_place else "fabric.launch(train)"
+                raise LaunchError(
+                    f"{type(self.strategy).__name__} runs in {num_processes} processes, and they don't exist yet. "
+                    f"Call {launch} first."
+                )
             if self.strategy.world_size > 1:
                 warn_of_late_ranks(self.watch)
             self.strategy.setup_environment()
@@ -125,15 +131,6 @@ class Processes(Ranks):
         if self._draw_apart is not None:
             self._draw_apart()
             self._draw_apart = None
-
-    def _require_processes(self) -> None:
-        environment, num_processes = self.strategy.cluster_environment, self.strategy.world_size
-        if environment is not None and environment.world_size() < num_processes:
-            launch = "fabric.launch()" if self.strategy.launcher.calls_in_place else "fabric.launch(train)"
-            raise LaunchError(
-                f"{type(self.strategy).__name__} runs in {num_processes} processes, and they don't exist yet. "
-                f"Call {launch} first."
-            )
 
     def teardown(self) -> None:
         """All ranks; idempotent. Leave the process group and forget modules and optimizers. Happens at exit too."""

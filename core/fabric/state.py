@@ -1,4 +1,4 @@
-"""Fabric's wrappers in the state that a user saves and loads."""
+"""Fabric's wrappers in the state that a user saves and loads, and modules of which a checkpoint gets a part."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from core.contract import ConfigurationError
 from core.data import map_leaves
 from core.fabric.module import FabricModule
 from core.fabric.optimizer import FabricOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from core.contract import Strategy
 
 
 def unwrap(data: Any) -> Any:
@@ -57,3 +60,35 @@ def _has_state(data: object) -> bool:
 
 def _unwrap_leaf(leaf: object) -> object:
     return leaf.optimizer if isinstance(leaf, FabricOptimizer) else unwrap_module(leaf)
+
+
+def filter_modules(
+    strategy: Strategy, state: Mapping[str, object], filters: Mapping[str, Callable[[str, Any], bool]]
+) -> dict[str, FilteredModule]:
+    """The modules that filters name, each with the entries that its filter keeps.
+
+    Raises:
+        ConfigurationError: a filter names something else.
+    """
+    filtered = {}
+    for name, keeps in filters.items():
+        module = state.get(name)
+        if not isinstance(module, FabricModule):
+            raise ConfigurationError(
+                f"save(filter={{{name!r}: ...}}): expected the name of a module in the state that was set up here, and "
+                f"there it is {type(module).__name__}."
+            )
+        filtered[name] = FilteredModule(strategy, module.module, keeps)
+    return filtered
+
+
+class FilteredModule:
+    """A module's state without the entries that aren't to be saved."""
+
+    def __init__(self, strategy: Strategy, module: nn.Module, keeps: Callable[[str, Any], bool]) -> None:
+        self._strategy, self._module, self._keeps = strategy, module, keeps
+
+    def state_dict(self) -> dict[str, Any]:
+        """The entries that the filter keeps."""
+        state = self._strategy.get_module_state_dict(self._module)
+        return {name: value for name, value in state.items() if self._keeps(name, value)}

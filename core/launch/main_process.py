@@ -141,14 +141,11 @@ class MainProcess:
     def _on_call(self, signum: int, frame: FrameType | None) -> None:
         self._watch.answer()
         if self._group.failure is not None:
-            self._on_worker_failure(self._group.failure)
-
-    def _on_worker_failure(self, failure: WorkerError) -> None:
-        is_first, handled = not self._has_warned.is_set(), sys.exception()
-        self._has_warned.set()
-        # Not into an `except` or `finally` block that runs: it would replace the error that is handled there.
-        if is_first and handled is None and self._ends_badly is None:
-            raise failure from failure.__cause__
+            is_first, handled = not self._has_warned.is_set(), sys.exception()
+            self._has_warned.set()
+            # Not into an `except` or `finally` block that runs: it would replace the error that is handled there.
+            if is_first and handled is None and self._ends_badly is None:
+                raise self._group.failure from self._group.failure.__cause__
 
     def _on_terminate(self, signum: int, frame: FrameType | None) -> None:
         self._ends_badly = signal.Signals(signum).name
@@ -160,15 +157,12 @@ class MainProcess:
         message = f"Rank {self.rank} ended first, and this rank stops because of it. {self._ends_badly}"
         self._group.stop(message, self.rank, self._hang_up)
         if first is error and not isinstance(error, KeyboardInterrupt):
-            self._note_others(error)
+            # Note the mistakes of other ranks. Ranks often make the same one, which is shown once; others get a line.
+            for other in self._group.other_causes():
+                if summarize(error) not in str(other) and str(other) not in summarize(error):
+                    error.add_note(str(other))
         self._receiver.end()
         self._previous_hook(type(first), first, first.__traceback__ or trace)
-
-    def _note_others(self, error: BaseException) -> None:
-        """Note the mistakes of other ranks. Ranks often make the same one, which is shown once; others get a line."""
-        for other in self._group.other_causes():
-            if summarize(error) not in str(other) and str(other) not in summarize(error):
-                error.add_note(str(other))
 
     def _forget(self) -> None:
         """Forget the workers in a forked copy, such as a loader's worker: they aren't its own."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
-from core.checkpoint.copies import copying
+from core.checkpoint.copies import staging
 from core.checkpoint.storage import disk
 from core.contract import CheckpointError, UnsupportedError
 from core_testing import programs
@@ -62,7 +62,7 @@ def test_what_was_saved_is_what_there_was_when_it_was_asked_for(tmp_path, inner)
         "list": [1],
         "sparse": sparse,
         "conjugate": torch.tensor([1 + 2j]).conj(),
-        "large": torch.full((copying.LEAST_BYTES,), 1 + 2j).conj(),
+        "large": torch.full((staging.LEAST_BYTES,), 1 + 2j).conj(),
     }
     for step in range(3):
         weight.fill_(step)
@@ -91,7 +91,7 @@ def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thre
     """By torch if it is small, and else by threads in pieces."""
     seen, copied, real = [], [], ctypes.memmove
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
-    monkeypatch.setattr(copying, "_BYTES_A_THREAD", 1 << 20)
+    monkeypatch.setattr(staging, "_BYTES_A_THREAD", 1 << 20)
 
     def memmove(target, source, num_bytes):
         copied.append((num_bytes, threading.current_thread()))

@@ -10,17 +10,20 @@ from core.checkpoint.file import safetensors_file, single_file, torch_file
 from core.checkpoint.file.location import location_of
 from core.checkpoint.folder.folder import folder_of
 from core.checkpoint.folder.reader import FolderReader, Plan
+from core.checkpoint.format import manifest
 from core.checkpoint.storage import messages
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 from core.text.plain_file import NotAFileError
+from core.text.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from core.checkpoint.folder.folder import Folder
     from core.contract.checkpoint_io import PathLike
 
 T = TypeVar("T")
+_MOST_NAMES = 5
 
 
 def load_checkpoint(path: PathLike, targets: object = None, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
@@ -194,7 +197,6 @@ def _read_manifest(folder: Folder) -> bytes:
     except FileNotFoundError as error:
         if (names := folder.names()) is None:
             raise messages.not_found(str(folder), folder.siblings()) from None
-        from core.checkpoint.any_form.other_folders import unfinished_or_foreign
 
         raise unfinished_or_foreign(str(folder), names) from error
     except NotADirectoryError as error:
@@ -208,3 +210,25 @@ def _read_manifest(folder: Folder) -> bytes:
 def _parse(file: BinaryIO, path: str) -> dict[str, object]:
     is_other = path.endswith(safetensors_file.SUFFIX) or safetensors_file.begins(file)
     return safetensors_file.load(file, path) if is_other else torch_file.load(file, path)
+
+
+def unfinished_or_foreign(path: str, names: Collection[str]) -> CheckpointCorruptedError:
+    """The error for a folder that can't be read as a checkpoint, by what lies in it."""
+    from core.registry.checkpoint_readers import what_reads
+
+    where = f"{path!r} is a folder without {manifest.NAME}:"
+    if any(manifest.OWN_FILE.fullmatch(name) for name in names):
+        return CheckpointCorruptedError(f"{where} a checkpoint that was never completed. Load an earlier checkpoint.")
+    return CheckpointCorruptedError(
+        f"{where} no checkpoint of core, and nothing of it was damaged. {what_reads(path, names) or _in_it(names)}"
+    )
+
+
+def _in_it(names: Collection[str]) -> str:
+    """A sentence on what may have been meant."""
+    weights = sorted(name for name in names if name.endswith(messages.FILE_SUFFIXES))
+    meant = weights or sorted(name for name in names if not name.startswith("."))
+    if not meant:
+        return "It is empty."
+    shown = ", ".join(map(printable, meant[:_MOST_NAMES]))
+    return f"If something in it was meant, name that: {shown}{', ...' if len(meant) > _MOST_NAMES else ''}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from core.checkpoint.format import digest, manifest
 from core.checkpoint.storage import disk, locks, messages
-from core.checkpoint.storage.partial import is_partial, partial_path
+from core.checkpoint.storage.disk import is_partial, partial_path
 from core.checkpoint.storage.remote_path import has_happened, path_of
 from core.text import plain_file
 
@@ -95,7 +95,11 @@ class LocalLocation(Location):
         disk.make_parents(self.folder)
         with contextlib.ExitStack() as stack:
             with locks.held(self.folder):
-                self._sweep()
+                # Delete what writers that died have left, and digests whose file a remover that died has deleted.
+                for path in self.folder.iterdir():
+                    with contextlib.suppress(OSError):
+                        if self._is_left_over(path) or is_lonely_digest(path):
+                            disk.unlink(path)
                 file, temporary = stack.enter_context(self._temporary(self.path))
             new = write(file)
             # A clock may jump back, and of two files the one that was saved later is to be the newer one all the same.
@@ -157,13 +161,6 @@ class LocalLocation(Location):
                 with contextlib.suppress(OSError):
                     end()
 
-    def _sweep(self) -> None:
-        """Delete what writers that died have left, and digests whose file a remover that died has deleted."""
-        for path in self.folder.iterdir():
-            with contextlib.suppress(OSError):
-                if self._is_left_over(path) or is_lonely_digest(path):
-                    disk.unlink(path)
-
     def _is_left_over(self, path: Path) -> bool:
         name = self.path.name  # of it and of its digest
         is_ours = path.name.startswith((f".{name}.", f"..{name}.")) and is_partial(path.name)
@@ -209,7 +206,12 @@ class RemoteLocation(Location):
             self._read_back(temporary, new)
             if not is_sealed:  # first: a reader must find the digest of whichever is there
                 self._write_digest([*self._accepted(), new])
-            self._move(temporary, new)
+            # Move a file. Many stores copy and then delete: a call that fails may have moved it nevertheless.
+            try:
+                self.filesystem.mv(temporary, self.name)
+            except Exception as error:
+                if not has_happened(lambda: self._holds(new), error):
+                    raise
         finally:
             with contextlib.suppress(Exception):  # whatever fails here, the save has ended as it has
                 self.path.delete(temporary)
@@ -222,14 +224,6 @@ class RemoteLocation(Location):
             with self.filesystem.open(temporary, "rb") as file:
                 if digest.of_file(file) != new:
                     raise messages.not_as_written(temporary.rpartition("/")[2])
-
-    def _move(self, temporary: str, new: str) -> None:
-        """Move a file. Many stores copy and then delete: a call that fails may have moved it nevertheless."""
-        try:
-            self.filesystem.mv(temporary, self.name)
-        except Exception as error:
-            if not has_happened(lambda: self._holds(new), error):
-                raise
 
     def _holds(self, new: str) -> bool:
         with self.open() as file:

@@ -1,22 +1,30 @@
-"""A state in one file, as torch.save writes it."""
+"""A state in one file, as torch.save writes it, and NumPy's arrays and scalars in it, made without NumPy's unpickling.
+
+NumPy's unpickler trusts the dtype in the file, object fields included, which it then reads as pointers. torch's safe
+unpickler makes stand-ins instead; scalars come out right at once, arrays by `unwrap`.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pickle
 import warnings
+from collections import Counter, OrderedDict
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
+from torch import serialization
 
-from core.checkpoint.file import numpy_pickles, single_file
+from core.checkpoint.file import single_file
+from core.checkpoint.state import array_types
 from core.checkpoint.state.plain_state import to_plain
 from core.checkpoint.storage import messages
 from core.contract.errors import CheckpointCorruptedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from core.contract.checkpoint_io import PathLike
     from core.contract.checkpoint_reader import CheckpointReader
@@ -92,7 +100,7 @@ def unpickle(file: BinaryIO, stand_ins: Iterable[tuple[Any, str]] = (), mapped_f
         Exception: torch's error for a file that isn't one of its own.
     """
     with (
-        numpy_pickles.allowed([bytes, *(each for each in stand_ins if each[1] not in numpy_pickles.NAMES)]),
+        allowed([bytes, *(each for each in stand_ins if each[1] not in NAMES)]),
         # Without the check, indices of sparse tensors are taken as they are.
         torch.sparse.check_sparse_tensor_invariants(),
         warnings.catch_warnings(),
@@ -109,7 +117,7 @@ def unpickle(file: BinaryIO, stand_ins: Iterable[tuple[Any, str]] = (), mapped_f
             importlib.import_module("torch._dynamo")  # torch asks for it, and it takes long
             file.seek(0)
             loaded = load()
-    return numpy_pickles.unwrap(loaded)
+    return unwrap(loaded)
 
 
 def _reader_of(file: BinaryIO, path: str) -> CheckpointReader | None:
@@ -128,3 +136,84 @@ def reason_of(error: Exception) -> str:
     if not found:
         return messages.describe(error)
     return reason.partition(" by default")[0].partition("\n")[0] or "it isn't a file of torch.save"
+
+
+class _StandIn:
+    """Is replaced by what it has made, and so can't be a key."""
+
+    __hash__ = None  # type: ignore[assignment]
+    made: Any
+
+    def __init__(self, *_: object) -> None:
+        """Ignore what an empty array is made of."""
+
+
+class _Type(_StandIn):
+    """Stands for `numpy.dtype`."""
+
+    def __init__(self, code: object, *_: object) -> None:
+        self.made = array_types.type_of(code)
+
+    def __setstate__(self, state: tuple[object, ...]) -> None:
+        """The byte order, and nothing that makes another type of it."""
+        _, order, *fields = state[:5]
+        if fields != [None, None, None]:
+            raise ValueError(f"NumPy's type {self.made.str!r} with fields")
+        self.made = array_types.type_of(order + self.made.str[1:])
+
+
+class _Array(_StandIn):
+    """Stands for `numpy.ndarray`, and for the function that pickles call to make an empty one."""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """Build the array from its pickled state."""
+        _, shape, kind, is_fortran, content = state
+        self.made = array_types.array_of(kind.made, shape, content, "F" if is_fortran else "C")
+
+
+def _scalar(kind: _Type, content: bytes = b"") -> object:
+    return array_types.array_of(kind.made, (), content)[()]
+
+
+_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
+"""NumPy 1 pickled under the second name."""
+
+STAND_INS: list[tuple[Callable[..., object], str]] = [
+    (_Type, "numpy.dtype"),
+    (_Array, "numpy.ndarray"),
+    *((_Array, f"{module}._reconstruct") for module in _MODULES),
+    *((_scalar, f"{module}.scalar") for module in _MODULES),
+]
+"""As `torch.serialization.add_safe_globals` takes them."""
+NAMES = frozenset(name for _, name in STAND_INS)
+
+
+@contextmanager
+def allowed(others: Sequence[Any]) -> Iterator[None]:
+    """A context in which torch's safe unpickler makes stand-ins, and nothing of NumPy's that the program allows it.
+
+    Args:
+        others: what else it may make.
+    """
+    programs = serialization.get_safe_globals()
+    names = [each[1] if isinstance(each, tuple) else each.__module__ for each in programs]
+    kept = [each for each, name in zip(programs, names, strict=True) if name.partition(".")[0] != "numpy"]
+    serialization.clear_safe_globals()
+    serialization.add_safe_globals([*kept, *STAND_INS, *others])
+    try:
+        yield
+    finally:
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals(programs)
+
+
+def unwrap(value: Any) -> Any:
+    """The same state with arrays in it, as torch's unpickler made it of `STAND_INS`; changed in place."""
+    if isinstance(value, _StandIn):
+        return value.made
+    if (kind := type(value)) is tuple:
+        return tuple(map(unwrap, value))
+    if kind in (dict, OrderedDict, Counter, list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            value[key] = unwrap(item)
+    return value

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from core.checkpoint.format import digest, manifest
 from core.checkpoint.format.verified_file import MappedFile
 from core.checkpoint.storage import disk, locks, messages
-from core.checkpoint.storage.partial import is_partial, partial_path
+from core.checkpoint.storage.disk import is_partial, partial_path
 from core.contract.errors import CheckpointError
 from core.text import plain_file
 

@@ -195,7 +195,10 @@ class FolderReader:
                 reads.append(chunk_read(whole, dtype, whole.offsets, target.detach()))
                 return target
             if isinstance(target, torch.Tensor) or is_sharded(target):
-                self._check_shape(key_path, shape, target)
+                if shape_of(target) != shape:
+                    raise _UnfitTargetError(
+                        f"{readable(key_path)!r} has shape {shape} in {str(self.folder)!r} and {shape_of(target)} here."
+                    )
                 filled.append(target)
                 wanted = chunks_to_fill(target, known)
                 reads.extend(reads_of(self._chunks_of(name, dtype.itemsize, shape, wanted), dtype, shape, wanted))
@@ -325,12 +328,6 @@ class FolderReader:
         if wanted is None or any(chunk.sizes == shape for chunk in wanted):
             return covers(shape, places)
         return all(covers_chunk((chunk.offsets, chunk.sizes), places) for chunk in wanted)
-
-    def _check_shape(self, key_path: KeyPath, shape: tuple[int, ...], target: object) -> None:
-        if shape_of(target) != shape:
-            raise _UnfitTargetError(
-                f"{readable(key_path)!r} has shape {shape} in {str(self.folder)!r} and {shape_of(target)} here."
-            )
 
 
 class _UnfitTargetError(CheckpointError):

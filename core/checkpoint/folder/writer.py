@@ -42,7 +42,13 @@ class PartWriter:
         encoder = JsonEncoder()
         self.tree = encoder.encode_state(state)
         for name, leaf in encoder.leaves.items():
-            _check_apart(name, leaf)
+            if isinstance(leaf, ShardedLeaf):
+                places = [(chunk.offsets, chunk.sizes) for chunk in leaf.chunks if math.prod(chunk.sizes)]
+                if not lie_apart(leaf.global_shape, places):
+                    raise CheckpointError(
+                        f"The chunks of {readable(tuple(json.loads(name)))!r} overlap, or leave its shape "
+                        f"{leaf.global_shape}. Save DTensors, or ShardedLeafs whose chunks lie side by side."
+                    )
         self._leaves: Mapping[str, Any] = encoder.leaves
         self.num_elements = encoder.num_elements
         self._rank = rank
@@ -130,13 +136,3 @@ def _memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Address and size of a tensor's elements, if they are in order: tensors that share memory are written once."""
     # Not the dtype: a view of the same bytes in another one is the same bytes.
     return (tensor.data_ptr(), tensor.nbytes) if tensor.is_contiguous() else None
-
-
-def _check_apart(name: str, leaf: object) -> None:
-    if isinstance(leaf, ShardedLeaf):
-        places = [(chunk.offsets, chunk.sizes) for chunk in leaf.chunks if math.prod(chunk.sizes)]
-        if not lie_apart(leaf.global_shape, places):
-            raise CheckpointError(
-                f"The chunks of {readable(tuple(json.loads(name)))!r} overlap, or leave its shape {leaf.global_shape}. "
-                "Save DTensors, or ShardedLeafs whose chunks lie side by side."
-            )

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _BUFFER_BYTES = 1 << 18
+_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.partial", re.DOTALL)  # a name may hold a line break
 
 
 def create(path: Path) -> BinaryIO:
@@ -83,3 +85,18 @@ def remove_tree(path: Path) -> None:
         for entry in path.iterdir():
             remove_tree(entry) if entry.is_dir() else unlink(entry)
         remove_folder(path)
+
+
+def partial_path(path: Path, token: str) -> Path:
+    """The path at which the next content of `path` is written.
+
+    Args:
+        path: of the file or folder.
+        token: of the writer, 8 hexadecimal digits.
+    """
+    return path.with_name(f".{path.name}.{token}.partial")
+
+
+def is_partial(name: str) -> bool:
+    """True if a file or folder of this name is what a writer has left, or is at work on."""
+    return _NAME.fullmatch(name) is not None

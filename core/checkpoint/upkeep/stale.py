@@ -14,7 +14,7 @@ from core.checkpoint.folder.local_folder import LocalFolder
 from core.checkpoint.folder.remote_folder import STALE_S, RemoteFolder
 from core.checkpoint.format import manifest
 from core.checkpoint.storage import disk, locks
-from core.checkpoint.storage.partial import is_partial
+from core.checkpoint.storage.disk import is_partial
 from core.checkpoint.storage.remote_path import RemotePath, modified_at, path_of
 from core.contract.errors import CheckpointCorruptedError
 from core.text.plain_file import NotAFileError

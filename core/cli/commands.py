@@ -115,17 +115,13 @@ def main() -> None:
     try:
         command(prog_name="core")
     finally:
-        _flush()
+        # Write what is left, or drop it if the reader (`| head`) has gone, before the interpreter tries and complains.
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """A user of the command has no use for the line of code that warns."""
     say_all(f"Warning: {message}".split("\n"), err=True)
-
-
-def _flush() -> None:
-    """Write what is left, or drop it if the reader (`| head`) has gone, before the interpreter tries and complains."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

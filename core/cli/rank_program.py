@@ -32,9 +32,17 @@ def main(names: str, *rest: str) -> None:
     sys.argv = [*rest[is_module:]]
     if sys.stdout is not None:  # whole lines, beside those of other ranks
         sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
-    _end_with_torchrun()
+    # Make the kernel end this process with the one of torchrun that has started it, where the system can.
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        import ctypes
+
+        prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
+        prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     try:
-        _call_preludes(names)
+        for name in filter(None, names.split(",")):
+            from core.registry import load_prelude
+
+            load_prelude(name)()
         if is_module:
             runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
         else:
@@ -45,22 +53,6 @@ def main(names: str, *rest: str) -> None:
         tracebacks.install()  # once a node; a hook that the program has set stays
         sys.excepthook(type(error), error.with_traceback(_from_script(error.__traceback__)), error.__traceback__)
         raise SystemExit(1) from None
-
-
-def _end_with_torchrun() -> None:
-    """Make the kernel end this process with the one of torchrun that has started it, where the system can."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        import ctypes
-
-        prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
-        prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def _call_preludes(names: str) -> None:
-    for name in filter(None, names.split(",")):
-        from core.registry import load_prelude
-
-        load_prelude(name)()
 
 
 def _run_script(path: str) -> None:

@@ -168,8 +168,9 @@ class WarningsOfRanks:
         now_s = time.monotonic()
         for given in [each for each, due_s in self._held.items() if all_held or due_s <= now_s]:
             del self._held[given]
-            if ranks := self._ranks_unshown(given):
-                _show_given(given, "" if ranks[0] == 0 else f" [rank {', '.join(map(str, ranks))}]")
+            ranks = self._ranks_unshown(given)
+            if ranks and _is_to_be_shown(given):
+                _show_by_python(given, "" if ranks[0] == 0 else f" [rank {', '.join(map(str, ranks))}]")
 
     def _ranks_unshown(self, given: GivenWarning) -> list[int]:
         """Those that have given it more often than it was shown."""
@@ -209,12 +210,6 @@ def _users_line() -> tuple[str, int] | None:
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None
-
-
-def _show_given(given: GivenWarning, remark: str) -> None:
-    """Show a rank's warning here, as this process shows its own."""
-    if _is_to_be_shown(given):
-        _show_by_python(given, remark)
 
 
 def _show_by_python(given: GivenWarning, remark: str) -> None:

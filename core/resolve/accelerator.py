@@ -66,7 +66,10 @@ def choose_accelerator(
     elif isinstance(argument, Accelerator):
         choice = Choice(KIND, argument, identify(KIND, argument), "this instance was passed")
     elif word == "auto" and "parallel_devices" not in given:
-        return _automatic()
+        candidates = survey(KIND)
+        chosen = best(KIND, candidates, "accelerator={!r}")
+        reason = "; ".join(filter(None, (precedence(chosen, candidates), why_absent(candidates))))
+        return create(KIND, chosen.offer, reason)
     elif word == "auto":
         choice = _of_devices(given["parallel_devices"])
     elif word in _STANDS_FOR:
@@ -125,13 +128,6 @@ def choose_devices(
             f"devices={argument!r}: accelerator {accelerator.name!r} has no device here. {_alternatives()}"
         )
     return accelerator.torch_devices(indices), _decision(indices, reason)
-
-
-def _automatic() -> Choice[Accelerator]:
-    candidates = survey(KIND)
-    chosen = best(KIND, candidates, "accelerator={!r}")
-    reason = "; ".join(filter(None, (precedence(chosen, candidates), why_absent(candidates))))
-    return create(KIND, chosen.offer, reason)
 
 
 def _of_devices(devices: Sequence[torch.device]) -> Choice[Accelerator]:

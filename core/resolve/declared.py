@@ -23,21 +23,12 @@ def check_declared(strategy: Strategy) -> None:
     Raises:
         ConfigurationError: what was declared, and what is expected.
     """
-    _check_capabilities(strategy)
-    _check_protocols(strategy)
-    _check_devices(strategy)
-
-
-def _check_capabilities(strategy: Strategy) -> None:
     found: object = strategy.capabilities
     if not isinstance(found, Capability):
         raise ConfigurationError(
             f"{type(strategy).__name__}.capabilities is {found!r:.100}; expected a core.Capability. If it is a method, "
             "put @property before it."
         )
-
-
-def _check_protocols(strategy: Strategy) -> None:
     for capability, protocol in PROTOCOLS.items():
         names = [name for name in vars(protocol) if not name.startswith("_")]
         missing = [name for name in names if not callable(getattr(strategy, name, None))]
@@ -46,6 +37,7 @@ def _check_protocols(strategy: Strategy) -> None:
                 f"{type(strategy).__name__} declares Capability.{capability.name}, which promises the methods of "
                 f"core.contract.{protocol.__name__}, and has no {missing[0]}(). Write it, or take the capability away."
             )
+    _check_devices(strategy)
 
 
 def _check_devices(strategy: Strategy) -> None:

@@ -28,7 +28,16 @@ def check_devices(devices: object) -> CheckedDevices:
         DeviceError: what is wrong with it, and how to write it instead.
     """
     if isinstance(devices, str):
-        return _from_text(devices)
+        stripped = devices.strip()
+        if stripped.casefold() == "auto":
+            return "auto"
+        if not stripped:
+            raise _error(devices, "it is empty")
+        # A comma makes a list, also of one index: "1," is the device with index 1, "1" any one device.
+        if "," not in stripped:
+            return _check_number(_parse(stripped, devices), devices)
+        parts = stripped.removesuffix(",").split(",")
+        return _check_indices([_parse(part.strip(), devices) for part in parts], devices)
     if isinstance(devices, Sequence) and not isinstance(devices, bytes | bytearray):
         return _check_indices([_index(item, devices) for item in devices], devices)
     return _check_number(_number(devices), devices)
@@ -49,19 +58,6 @@ def check_num_nodes(num_nodes: object, environment: ClusterEnvironment) -> int:
             "a scheduler or torchrun has started on. Leave it out for one machine."
         )
     return number
-
-
-def _from_text(text: str) -> CheckedDevices:
-    stripped = text.strip()
-    if stripped.casefold() == "auto":
-        return "auto"
-    if not stripped:
-        raise _error(text, "it is empty")
-    # A comma makes a list, also of one index: "1," is the device with index 1, "1" any one device.
-    if "," not in stripped:
-        return _check_number(_parse(stripped, text), text)
-    parts = stripped.removesuffix(",").split(",")
-    return _check_indices([_parse(part.strip(), text) for part in parts], text)
 
 
 def _parse(part: str, text: str) -> int:

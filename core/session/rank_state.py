@@ -45,7 +45,8 @@ def targets(session: Session, described: object, state: object) -> dict[str, Any
     if not isinstance(described, dict) or KEY not in described:
         return {}
     leaves = [nested.replace(_elsewhere, each) for each in described[KEY]]
-    if _keeps(session, state, described[KEY]):
+    is_kept = isinstance(session.strategy, KeepsRankState) and _trains(session, state)
+    if is_kept and len(described[KEY]) == session.collectives.size:
         leaves[session.collectives.rank] = None  # what has no place is read whole
     return {KEY: leaves}
 
@@ -65,11 +66,6 @@ def restore(session: Session, saved: dict[str, Any], state: Any) -> None:
             f"are {session.collectives.size}: it begins anew. In {len(states)} processes the run goes on exactly.",
             stacklevel=2,
         )
-
-
-def _keeps(session: Session, state: Any, states: Any) -> bool:
-    is_kept = isinstance(session.strategy, KeepsRankState) and _trains(session, state)
-    return is_kept and len(states) == session.collectives.size
 
 
 def _trains(session: Session, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -204,10 +205,6 @@ def _are_strangers(own: type, saved: str) -> bool:
     """True if both are classes of torch, and neither is a subclass of the other. AdamW is one of Adam."""
     if not (saved.startswith("torch.") and _is_torchs(own)):
         return False
-    # `mro()[-2]`, the class below `object`, is Optimizer or LRScheduler: found without importing torch.
-    other = next((kind for kind in _all_kinds(own.mro()[-2]) if _name_of(kind) == saved), None)
-    return other is not None and not issubclass(own, other) and not issubclass(other, own)
-
-
-def _all_kinds(root: Any) -> list[type]:
-    return [root, *(kind for child in root.__subclasses__() for kind in _all_kinds(child))]
+    module, _, name = saved.rpartition(".")
+    other = getattr(sys.modules.get(module), name, None)
+    return isinstance(other, type) and not issubclass(own, other) and not issubclass(other, own)

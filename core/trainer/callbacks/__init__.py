@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from core.trainer.callbacks.progress_bar.base import ProgressBar
     from core.trainer.callbacks.progress_bar.rich_progress_bar import RichProgressBar
     from core.trainer.callbacks.timer import Timer
-    from core.trainer.hooks.callback import Callback
-    from core.trainer.hooks.state_keeper import GoBack, StateKeeper
+    from core.trainer.hooks.callback import Callback, GoBack, StateKeeper
 
 __all__ = [
     "Callback",

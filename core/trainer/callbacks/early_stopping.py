@@ -139,7 +139,10 @@ class EarlyStopping(Callback):
         values = agree_on_metrics(trainer)
         if self.monitor not in values:
             if origin != "step":  # else no batch has logged it yet
-                self._miss(values)
+                error = not_logged("EarlyStopping", self.monitor, values)
+                if self.strict:
+                    raise error
+                warn_caller(f"{error} This check is left out, since strict=False.")
             return
         value = values[self.monitor]
         reason = self._reason_to_stop(trainer, value)
@@ -151,12 +154,6 @@ class EarlyStopping(Callback):
             warn_caller(f"EarlyStopping ends the run: {reason}")
         elif self.verbose:
             trainer.print(f"EarlyStopping: {reason}")
-
-    def _miss(self, values: dict[str, float]) -> None:
-        error = not_logged("EarlyStopping", self.monitor, values)
-        if self.strict:
-            raise error
-        warn_caller(f"{error} This check is left out, since strict=False.")
 
     def _reason_to_stop(self, trainer: TrainerViews, value: float) -> str | None:
         """The reason to stop training; None without one."""

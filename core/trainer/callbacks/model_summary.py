@@ -53,7 +53,12 @@ class ModelSummary(Callback):
             return
         summary = summarize(module, self.max_depth, run_example, count)
         if trainer.is_global_zero:
-            _show(trainer, summary)
+            console = find_console()
+            if console is None:
+                trainer.print(to_text(summary))
+            else:
+                console.print(to_rich(summary))
+                console.print("\n".join(_totals(summary)), highlight=False)
 
 
 def _make_count(strategy: Any, module: nn.Module) -> Callable[[nn.Parameter], int]:
@@ -100,15 +105,6 @@ def _call(module: nn.Module, example: object) -> None:
         module(*example)
     else:
         module(example)
-
-
-def _show(trainer: TrainerViews, summary: ModuleSummary) -> None:
-    console = find_console()
-    if console is None:
-        trainer.print(to_text(summary))
-    else:
-        console.print(to_rich(summary))
-        console.print("\n".join(_totals(summary)), highlight=False)
 
 
 def to_text(summary: ModuleSummary) -> str:

@@ -12,10 +12,9 @@ from torch import Tensor
 from core.contract import ModuleError
 from core.data import is_ambiguous, size_of
 from core.trainer.logging import log_errors
-from core.trainer.logging.computed_metric import ComputedMetric
-from core.trainer.logging.metric_entry import REDUCTIONS, Entry, join_totals
+from core.trainer.logging.metric_entry import REDUCTIONS, ComputedMetric, Entry, join_totals
 from core.trainer.logging.non_finite_losses import weight_in
-from core.trainer.logging.scalar_widths import to_tensor, widen
+from core.trainer.logging.scalar_widths import reduce_weighted, to_tensor, widen
 from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
@@ -146,8 +145,6 @@ class MetricCollector:
     def _reduce_weighted(self, entry: Entry, value: Any, weight: float | Tensor) -> None:
         """All ranks. Reduce a value of one step over them, by what their batches weigh."""
         if entry.syncs_steps and self.sync_step is not None:
-            from core.trainer.logging.uneven_steps import reduce_weighted  # few steps have a weight
-
             entry.last = reduce_weighted(value, entry.reduce_fx, 0 if self.share == 0 else weight, self.sync_step)
 
     def _add_weighted(self, entry: Entry, value: Any, weight: float | Tensor) -> None:

@@ -1,4 +1,4 @@
-"""One name that the user logs: its options, its newest value, and its reduction over an epoch."""
+"""A name that the user logs: its options, its newest value, its reduction, and the result of a torchmetrics object."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from core.trainer.logging import log_errors
 from core.trainer.logging.scalar_widths import add, pick, to_tensor, widen
 
 if TYPE_CHECKING:
@@ -112,3 +113,33 @@ def join_totals(reduction: str, so_far: Any, more: Any) -> Any:
     if reduction in SUMS:
         return so_far + more if type(so_far) is type(more) else add(so_far, more)
     return pick(reduction, so_far, more)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedMetric:
+    """The result of a torchmetrics object, after so many updates."""
+
+    metric: Any
+    value: float
+    num_updates: int
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the object was updated since."""
+        return _num_updates(self.metric) > self.num_updates
+
+    @classmethod
+    def of(cls, name: str, metric: Any, *, recompute: bool) -> ComputedMetric:
+        """All ranks. Compute; `recompute` forgets what was computed before, since another rank's object was updated."""
+        for part in _parts_of(metric) if recompute else ():
+            part._computed = None
+        return cls(metric, log_errors.as_value(name, metric.compute()), _num_updates(metric))
+
+
+def _num_updates(metric: Any) -> int:
+    return sum(part._update_count for part in _parts_of(metric))
+
+
+def _parts_of(metric: Any) -> list[Any]:
+    """A torchmetrics object, and those that it is made of; none of another library."""
+    return [part for part in metric.modules() if hasattr(part, "_update_count")] if hasattr(metric, "modules") else []

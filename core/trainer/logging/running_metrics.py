@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from core.data import map_leaves
-from core.trainer.logging.metric_collector import MetricCollector
 from core.trainer.logging.metric_entry import Entry
 from core.trainer.logging.scalar_widths import narrow_for
 from core.trainer.settings.warn_at import warn_caller
@@ -25,11 +24,26 @@ _FLAGS = (
 
 def collect(logged: MetricValues, module: nn.Module) -> dict[str, Any]:
     """All ranks. Running reductions, the newest values of everything, and the states of torchmetrics objects."""
+    objects = [*_torchmetrics(module)]
+    paths = {id(metric): path for path, metric in objects}
+    reductions, logged_objects = {}, {}
+    for name, entry in logged.train.entries.items():
+        flags = {flag: getattr(entry, flag) for flag in _FLAGS}
+        if id(entry.metric) in paths:
+            logged_objects[name] = {"place": paths[id(entry.metric)], **flags}
+        elif entry.metric is None and entry.total is not None:
+            total = entry.total.cpu() if isinstance(entry.total, Tensor) else entry.total
+            is_moved = total is not entry.total
+            reductions[name] = {"total": total, "is_on_device": is_moved, "count": float(entry.count), **flags}
+    states = {
+        path: {"state": _moved(metric.metric_state, torch.device("cpu")), "update_count": metric._update_count}
+        for path, metric in objects
+    }
     return {
-        "reductions": {entry.name: _describe(entry) for entry in _running(logged.train)},
+        "reductions": reductions,
         "values": logged.newest(),
-        "torchmetrics": {path: _metric_state(metric) for path, metric in _torchmetrics(module)},
-        "logged_objects": _describe_objects(logged, module),
+        "torchmetrics": states,
+        "logged_objects": logged_objects,
     }
 
 
@@ -59,48 +73,29 @@ def restore(
     # With more shards than were saved, the rest see what the last one saw.
     own = saved[min(share, len(saved) - 1)]
     logged.take(own["values"])
+    entries, objects = logged.train.entries, dict(_torchmetrics(module))
     # Each shard that was saved goes to one of those that there are now.
     for part in saved[share::num_shards]:
         for name, state in part["reductions"].items():
-            _add(logged.train, name, state, device)
-    objects = dict(_torchmetrics(module))
+            if name not in entries:
+                entries[name] = _make_entry(name, state)
+            total = narrow_for(device, state["total"]) if state["is_on_device"] else state["total"]
+            entries[name].merge(total, state["count"])
     for name, state in own["logged_objects"].items():
-        if (metric := objects.get(state["place"])) is not None:
-            logged.train.entries[name] = entry = _make_entry(name, state)
-            entry.metric = metric
+        if state["place"] in objects:
+            entries[name] = _make_entry(name, state)
+            entries[name].metric = objects[state["place"]]
     if len(saved) == num_shards:
         for path in objects.keys() & own["torchmetrics"].keys():
-            _restore_metric(objects[path], own["torchmetrics"][path])
+            metric, kept = objects[path], own["torchmetrics"][path]
+            for name, value in kept["state"].items():
+                setattr(metric, name, _moved(value, metric.device))
+            metric._update_count, metric._computed = kept["update_count"], None
     elif any(state["update_count"] for part in saved for state in part["torchmetrics"].values()):
         warn_caller(
             f"The checkpoint was saved by {len(saved)} ranks within an epoch, and goes on with {num_shards}: "
             "torchmetrics objects begin anew, and will tell of this epoch what comes from here on.",
         )
-
-
-def _running(metrics: MetricCollector) -> Iterator[Entry]:
-    return (entry for entry in metrics.entries.values() if entry.metric is None and entry.total is not None)
-
-
-def _describe(entry: Entry) -> dict[str, object]:
-    total = entry.total
-    on_host = total.cpu() if isinstance(total, Tensor) else total
-    is_moved = on_host is not total
-    return {"total": on_host, "is_on_device": is_moved, "count": float(entry.count), **_flags(entry)}
-
-
-def _flags(entry: Entry) -> dict[str, object]:
-    return {flag: getattr(entry, flag) for flag in _FLAGS}
-
-
-def _describe_objects(logged: MetricValues, module: nn.Module) -> dict[str, dict[str, object]]:
-    """The logging options of torchmetrics objects, by name, and their paths in the module."""
-    paths = {id(metric): path for path, metric in _torchmetrics(module)}
-    return {
-        entry.name: {"place": paths[id(entry.metric)], **_flags(entry)}
-        for entry in logged.train.entries.values()
-        if id(entry.metric) in paths
-    }
 
 
 def _make_entry(name: str, state: dict[str, Any]) -> Entry:
@@ -109,32 +104,13 @@ def _make_entry(name: str, state: dict[str, Any]) -> Entry:
     return Entry(name, **flags, options=())
 
 
-def _add(metrics: MetricCollector, name: str, state: dict[str, Any], device: torch.device) -> None:
-    total = narrow_for(device, state["total"]) if state["is_on_device"] else state["total"]
-    entry = metrics.entries.get(name)
-    if entry is None:
-        entry = metrics.entries[name] = _make_entry(name, state)
-    entry.merge(total, state["count"])
-
-
-def _torchmetrics(module: nn.Module) -> Iterator[tuple[str, object]]:
+def _torchmetrics(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The module's own torchmetrics objects by name, known by their attributes: the library may not be installed."""
     return (
         (name, child)
         for name, child in module.named_modules()
         if "_update_count" in vars(child) and hasattr(type(child), "metric_state")
     )
-
-
-def _metric_state(metric: Any) -> dict[str, object]:
-    state = _moved(metric.metric_state, torch.device("cpu"))
-    return {"state": state, "update_count": metric._update_count}
-
-
-def _restore_metric(metric: Any, saved: dict[str, Any]) -> None:
-    for name, value in saved["state"].items():
-        setattr(metric, name, _moved(value, metric.device))
-    metric._update_count, metric._computed = saved["update_count"], None
 
 
 def _moved(state: Any, device: torch.device) -> object:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
 
 _CPU = torch.device("cpu")
 _LARGEST = torch.iinfo(torch.int64).max
@@ -88,3 +90,28 @@ def _alike(first: Any, second: Any) -> tuple[object, object]:
     if isinstance(first, Tensor):
         return first, to_tensor(second, first.device)
     return (to_tensor(first, second.device), second) if isinstance(second, Tensor) else (first, second)
+
+
+def reduce_weighted(
+    value: Any, reduction: str, weight: float | Tensor, reduce_step: Callable[[Any, str], Any]
+) -> Tensor:
+    """All ranks. The reduction of their values by what their batches weigh; a mean is NaN where nothing has weight."""
+    if reduction == "mean":
+        device = weight.device if isinstance(weight, torch.Tensor) else getattr(value, "device", torch.device("cpu"))
+        own = widen(to_tensor(weight, device), is_float=True)
+        part = torch.where(own == 0, 0.0, widen(to_tensor(value, device), is_float=True) * own)
+        return reduce_step(part, "sum") / reduce_step(own, "sum")  # type: ignore[no-any-return]
+    if weight == 0:
+        value = widen(to_tensor(value, getattr(value, "device", torch.device("cpu"))))
+        value = torch.full_like(value, _neutral(reduction, value))
+    return reduce_step(value, reduction)  # type: ignore[no-any-return]
+
+
+def _neutral(reduction: str, like: Tensor) -> float:
+    """The value that changes nothing."""
+    if reduction == "sum":
+        return 0
+    limits = torch.finfo(like.dtype) if like.is_floating_point() else torch.iinfo(like.dtype)
+    if like.is_floating_point():
+        return float("inf") if reduction == "min" else float("-inf")
+    return limits.max if reduction == "min" else limits.min

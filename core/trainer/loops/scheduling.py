@@ -64,7 +64,12 @@ def step_waiting(run: Run, schedulers: list[Scheduler]) -> None:
             continue
         item.is_waiting = False
         if value is None:
-            _refuse_missing(item, names)
+            if item.strict and item.monitor is not None:
+                hint = did_you_mean(item.monitor, names)
+                raise ModuleError(
+                    f"A scheduler monitors {item.monitor!r}, which was not logged; logged were {names}.{hint} "
+                    f"Call self.log({item.monitor!r}, ...), or give the scheduler 'strict': False."
+                )
         elif (hook := override_of(run.module, "lr_scheduler_step")) is not None:
             hook(item.scheduler, value)
         else:
@@ -86,12 +91,3 @@ def _monitored(run: Run, item: Scheduler) -> tuple[Origin | None, float | None, 
     values: dict[str, Any] = run.logged.newest()
     origin, value = run.origin_of(item.monitor), values.get(item.monitor)
     return (origin, None, sorted(values)) if value is None else (origin, float(value), [])
-
-
-def _refuse_missing(item: Scheduler, names: list[str]) -> None:
-    if item.strict and item.monitor is not None:
-        hint = did_you_mean(item.monitor, names)
-        raise ModuleError(
-            f"A scheduler monitors {item.monitor!r}, which was not logged; logged were {names}.{hint} "
-            f"Call self.log({item.monitor!r}, ...), or give the scheduler 'strict': False."
-        )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import HangError
 from core.trainer.checks.monitors import warn_of_misspelt_monitors
-from core.trainer.hooks.events import Events
-from core.trainer.hooks.state_keeper import GoBack
+from core.trainer.hooks.callback import GoBack
+from core.trainer.hooks.events import Events, overrides
 from core.trainer.logging import rank_loggers
 from core.trainer.loops import run_facts, set_up
 from core.trainer.loops.evaluate import evaluate
@@ -26,7 +26,6 @@ from core.trainer.loops.run_messages import (
 from core.trainer.module.module import Module
 from core.trainer.settings.torch_modes import torch_modes
 from core.trainer.signals.interruption import SignalGuard
-from core.trainer.stage_data.prepare import prepare_data
 from core.trainer.state import requeue
 from core.trainer.state.checkpoint_path import find_checkpoint
 from core.trainer.state.finished_fit import finished_fit_of
@@ -36,6 +35,9 @@ from core.trainer.views.trainer_views import TrainerViews
 from core.watch import explain, phase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from core.contract import Strategy
     from core.trainer.run import Run
 
 
@@ -222,3 +224,16 @@ def _return_to_step(run: Run) -> None:
     run.progress.batch -= unfinished
     run.progress.total_batches -= unfinished
     run.progress.epoch_is_ending = False
+
+
+def prepare_data(strategy: Strategy, owners: Sequence[Any]) -> None:
+    """All ranks. Run the hook `prepare_data` in one process of each node, or in one; the others wait for it."""
+    preparing = [owner for owner in owners if owner is not None and overrides(owner, "prepare_data")]
+    for owner in preparing:
+        per_node = getattr(owner, "prepare_data_per_node", True)
+        is_chosen = strategy.local_rank == 0 if per_node else strategy.is_global_zero
+        if is_chosen:
+            owner.prepare_data()
+    # The hooks are the same on all ranks, so all come to the barrier or none.
+    if preparing:
+        strategy.barrier("prepare_data")

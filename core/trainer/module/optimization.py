@@ -72,7 +72,14 @@ def parse_optimizers(configured: object) -> tuple[list[Optimizer], list[Schedule
         ModuleError: it is of no known form.
     """
     optimizers, schedulers = _parse(configured)
-    _check_attached(optimizers, schedulers)
+    for item in schedulers:
+        own = getattr(item.scheduler, "optimizer", None)
+        if own is not None and not any(own is optimizer for optimizer in optimizers):
+            raise ModuleError(
+                f"configure_optimizers returned a {type(item.scheduler).__name__} of an optimizer that it did not "
+                "return, so that it would change nothing. Return that optimizer, or make the scheduler of the one that "
+                "is returned."
+            )
     return optimizers, schedulers
 
 
@@ -175,45 +182,17 @@ def _parse_scheduler(item: Any, monitor: str | None = None) -> Scheduler:
             "expected an LRScheduler, or a dict with 'scheduler', 'interval', 'frequency', 'monitor'."
         )
     parsed = Scheduler(**{"monitor": monitor, **options})
-    _check_scheduler(parsed)
-    return parsed
-
-
-def _check_scheduler(scheduler: Scheduler) -> None:
-    if scheduler.interval not in ("step", "epoch"):
-        raise ModuleError(f"A scheduler's interval is {scheduler.interval!r}; expected 'step' or 'epoch'.")
-    frequency: object = scheduler.frequency
+    if parsed.interval not in ("step", "epoch"):
+        raise ModuleError(f"A scheduler's interval is {parsed.interval!r}; expected 'step' or 'epoch'.")
+    frequency: object = parsed.frequency
     if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
         raise ModuleError(f"A scheduler's frequency is {frequency!r}; expected an integer of at least 1.")
-    if takes_metric(scheduler) and scheduler.monitor is None:
+    if takes_metric(parsed) and parsed.monitor is None:
         raise ModuleError(
-            f"{type(scheduler.scheduler).__name__} needs a metric to watch: return "
+            f"{type(parsed.scheduler).__name__} needs a metric to watch: return "
             "{'optimizer': ..., 'lr_scheduler': ..., 'monitor': 'val_loss'} from configure_optimizers."
         )
-
-
-def _check_step(item: Scheduler) -> None:
-    name, metric = type(item.scheduler).__name__, ["metric"] if takes_metric(item) else []
-    try:
-        inspect.signature(item.scheduler.step).bind(*metric)
-    except TypeError as error:
-        raise ModuleError(
-            f"The loop calls {name}.step({', '.join(metric)}), which can't be: {error}. Step it yourself: define "
-            "lr_scheduler_step(self, scheduler, metric) in the module, such as scheduler.step(self.current_epoch + 1)."
-        ) from None
-    except ValueError:  # a method of native code
-        pass
-
-
-def _check_attached(optimizers: Sequence[Optimizer], schedulers: Sequence[Scheduler]) -> None:
-    for item in schedulers:
-        own = getattr(item.scheduler, "optimizer", None)
-        if own is not None and not any(own is optimizer for optimizer in optimizers):
-            raise ModuleError(
-                f"configure_optimizers returned a {type(item.scheduler).__name__} of an optimizer that it did not "
-                "return, so that it would change nothing. Return that optimizer, or make the scheduler of the one that "
-                "is returned."
-            )
+    return parsed
 
 
 def takes_metric(scheduler: Scheduler) -> bool:
@@ -240,7 +219,17 @@ def check_schedulers(module: nn.Module, strategy: Strategy, schedulers: Sequence
     """
     is_stepped = getattr(module, "automatic_optimization", True) and not overrides(module, "lr_scheduler_step")
     for item in schedulers if is_stepped and Capability.OWNS_SCHEDULER not in strategy.capabilities else ():
-        _check_step(item)
+        name, metric = type(item.scheduler).__name__, ["metric"] if takes_metric(item) else []
+        try:
+            inspect.signature(item.scheduler.step).bind(*metric)
+        except TypeError as error:
+            raise ModuleError(
+                f"The loop calls {name}.step({', '.join(metric)}), which can't be: {error}. Step it yourself: define "
+                "lr_scheduler_step(self, scheduler, metric) in the module, such as "
+                "scheduler.step(self.current_epoch + 1)."
+            ) from None
+        except ValueError:  # a method of native code
+            pass
     if strategy.updates_per_batch > 1 and any(item.interval == "step" for item in schedulers):
         raise ConfigurationError(
             f"configure_optimizers returned a scheduler with interval='step', and {type(strategy).__name__} makes "

@@ -94,7 +94,9 @@ class SignalGuard:
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGINT, signal.SIGTERM, *self._warnings):
                     handler = signal.getsignal(number)
-                    if _is_free(handler):
+                    # Python's default handler or one of our launchers', rather than the user's.
+                    module = getattr(handler, "__module__", None) or ""
+                    if handler in (signal.SIG_DFL, signal.default_int_handler) or module.startswith("core.launch."):
                         self._previous[number] = handler  # first: the signal may come with its handler
                         signal.signal(number, self._on_signal)
             return self
@@ -218,12 +220,6 @@ def workers_interruption(calls_in_place: bool) -> Iterator[None]:
         if error.worker_traceback is not None or number not in (signal.SIGINT, signal.SIGTERM):
             raise
         raise interruption(number) from error
-
-
-def _is_free(handler: Any) -> bool:
-    """True if a signal's handler is Python's default or one of our launchers', rather than the user's."""
-    module = getattr(handler, "__module__", None) or ""
-    return handler in (signal.SIG_DFL, signal.default_int_handler) or module.startswith("core.launch.")
 
 
 def _answer_in_copy(number: int) -> None:

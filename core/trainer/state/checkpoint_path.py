@@ -8,7 +8,7 @@ import posixpath
 from typing import TYPE_CHECKING, Any
 
 from core.contract import CheckpointNotFoundError, ConfigurationError
-from core.trainer.hooks.state_keeper import StateKeeper
+from core.trainer.hooks.callback import StateKeeper
 from core.trainer.state import requeue
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import check_random_state
-from core.contract import CheckpointCorruptedError, CheckpointError
+from core.contract import CheckpointCorruptedError, CheckpointError, CoreError
 from core.registry import CORE_VERSION
 from core.session import (
     UserData,
@@ -17,13 +17,12 @@ from core.session import (
     restore_state,
     save_checkpoint,
 )
+from core.trainer.hooks.callback import StateKeeper
 from core.trainer.hooks.events import override_of, overrides
-from core.trainer.hooks.state_keeper import StateKeeper
 from core.trainer.hparams import foreign_state, hyperparameters
 from core.trainer.logging import running_metrics
 from core.trainer.settings.resume import Resume
 from core.trainer.settings.warn_at import warn_caller
-from core.trainer.state import sections
 from core.trainer.state.finished_fit import position_of, share_of
 from core.trainer.state.finished_run import check_limits
 from core.trainer.state.program_settings import compare_settings
@@ -35,7 +34,9 @@ if TYPE_CHECKING:
     from core.contract import CheckpointIO, PathLike
     from core.trainer.run import FinishedFit, Position, Run
 
+
 FORMAT_VERSION = 1
+_MAX_REASON = 300
 
 
 def save(run: Run, path: PathLike, *, weights_only: bool = False, finished: FinishedFit | None = None) -> None:
@@ -97,14 +98,17 @@ def load(run: Run, path: PathLike) -> None:
     prepared: list[bool] = []
 
     def check(content: dict[str, Any]) -> None:
-        with sections.restoring("content", path):
+        with restoring("content", path):
             content = resume.choose(content)
             _check(run, content, path)
         if run.trains and not prepared:
             prepared.append(True)
-            _prepare_callbacks(run, content)
+            for callback in run.callbacks:
+                if overrides(callback, "before_restore"):
+                    state = content.get("callbacks", {}).get(callback.state_key, {})
+                    callback.before_restore(run.trainer, run.module, state.get("section", {}))
             if resume.takes("schedulers"):
-                with sections.restoring("schedulers", path):
+                with restoring("schedulers", path):
                     schedulers = [item.scheduler for item in strategy.lr_schedulers]
                     check_schedulers(schedulers, content.get("lr_schedulers", []), content.get("schedulers", []))
 
@@ -116,7 +120,7 @@ def load(run: Run, path: PathLike) -> None:
     for name, part in parts.items():
         # The weights may be of another module; everything else has to be there.
         strict = resume.strict and (name != "model" or getattr(run.module, "strict_loading", True))
-        with sections.restoring(name, path):
+        with restoring(name, path):
             if name == "model" and strict and "save_only" in saved["format"]:
                 check_trained(run, rest[name], saved["format"], path)
                 strict = False
@@ -124,30 +128,30 @@ def load(run: Run, path: PathLike) -> None:
                 run.fabric.print(describe_changes(run.session, run.module, rest[name], resume.renamed))
             rest = restore_state(run.session, rest, {name: part}, strict=strict, renamed=resume.renamed)
     if run.trains:
-        with sections.restoring("schedulers", path):
+        with restoring("schedulers", path):
             _restore_schedulers(run, saved.get("schedulers", []))
-        with sections.restoring("callbacks", path):
+        with restoring("callbacks", path):
             _warn_of_lacking_callbacks(run, saved)
     for callback in run.callbacks:
         if (state := saved.get("callbacks", {}).get(callback.state_key)) is not None:
-            with sections.restoring(f"callbacks[{callback.state_key!r}]", path, state["state"]):
+            with restoring(f"callbacks[{callback.state_key!r}]", path, state["state"]):
                 _restore_callback(run, callback, state)
     if not run.trains:
         return
     state = saved.get("datamodule", {}).get("state")
-    with sections.restoring("datamodule", path, state):
+    with restoring("datamodule", path, state):
         _restore_datamodule(run, state)
     for optimizer in strategy.optimizers:
         # It has stepped, if not in this process: torch's schedulers look here, and would warn.
         optimizer._opt_called = run.progress.global_step > 0  # type: ignore[attr-defined]
     if "loaders" in saved:  # what another program saved has weights and counters only
-        with sections.restoring("loaders", path):
+        with restoring("loaders", path):
             _restore_position(run, saved)
     elif not resume.takes("data"):
         run.progress.restart_epoch()
-    with sections.restoring("ranks", path):
+    with restoring("ranks", path):
         _restore_ranks(run, saved.get("ranks", []))
-    with sections.restoring("settings", path):
+    with restoring("settings", path):
         compare_settings(run, saved.get("settings", {}), path)
 
 
@@ -175,13 +179,6 @@ def _by(run: Run, storage: CheckpointIO | None) -> Iterator[None]:
         strategy.checkpoint_io = usual
 
 
-def _prepare_callbacks(run: Run, saved: dict[str, Any]) -> None:
-    for callback in run.callbacks:
-        if overrides(callback, "before_restore"):
-            state = saved.get("callbacks", {}).get(callback.state_key, {})
-            callback.before_restore(run.trainer, run.module, state.get("section", {}))
-
-
 def _warn_of_lacking_callbacks(run: Run, saved: dict[str, Any]) -> None:
     """Rank 0. Name the saved states that go to no callback. Of one that only saves, training doesn't depend."""
     own = {callback.state_key for callback in run.callbacks}
@@ -206,7 +203,14 @@ def _random_state_of(ranks: list[dict[str, Any]], rank: int, share: int) -> dict
 
 def _check(run: Run, saved: dict[str, Any], path: PathLike) -> None:
     """Check what was saved, or its description, before any of it is restored."""
-    _check_format(saved, path)
+    form = saved.get("format")
+    if not isinstance(form, dict) or "version" not in form:
+        raise foreign_state.refusal(saved, path)
+    if form["version"] > FORMAT_VERSION:
+        raise CheckpointCorruptedError(
+            f"{path} has format {form['version']}, written by core {form.get('core')!r:.80}; this is core "
+            f"{CORE_VERSION}, which reads up to {FORMAT_VERSION}. Install that release, or a later one."
+        )
     if not run.trains:
         return
     takes = (run.resume or Resume()).takes
@@ -301,12 +305,20 @@ def _restore_callback(run: Run, callback: Any, state: dict[str, Any]) -> None:
         callback.load_state_dict(state["state"])
 
 
-def _check_format(saved: dict[str, Any], path: PathLike) -> None:
-    form = saved.get("format")
-    if not isinstance(form, dict) or "version" not in form:
-        raise foreign_state.refusal(saved, path)
-    if form["version"] > FORMAT_VERSION:
+@contextlib.contextmanager
+def restoring(name: str, path: PathLike, saved: object = "something") -> Iterator[None]:
+    """A context in which one section is restored: what raises there does so over its content, shown if it is given.
+
+    Raises:
+        CheckpointCorruptedError: with the section's name.
+    """
+    try:
+        yield
+    except (CoreError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointCorruptedError(
-            f"{path} has format {form['version']}, written by core {form.get('core')!r:.80}; this is core "
-            f"{CORE_VERSION}, which reads up to {FORMAT_VERSION}. Install that release, or a later one."
-        )
+            f"{path} is damaged, or not a checkpoint of this run: its {name} is {saved!s:.80} that can't be restored. "
+            f"{reason:.{_MAX_REASON}} Load another checkpoint."
+        ) from error

@@ -68,7 +68,14 @@ class WorkerResult:
         assert run.trainer is not None
         with _whole_models(run.strategy):
             run.trainer.configure_model()
-        self._restore_formats(run.module)
+        # Restore formats before the weights: torch would round weights to the dtype of the tensors that are there.
+        for name, own in _tensors(run.module).items():
+            if (given := self.formats.get(name)) is None:
+                continue
+            if own.dtype != given.dtype:
+                own.data = own.data.to(given.dtype)
+            if own.is_leaf and own.requires_grad != given.requires_grad:
+                own.requires_grad_(given.requires_grad)
         run.module.load_state_dict(from_canonical(run.module, self.weights))
         run.progress.load_state_dict(self.progress)
         run.should_stop = self.should_stop
@@ -77,16 +84,6 @@ class WorkerResult:
             callback.load_state_dict(self.callbacks[callback.state_key])
         for logger, state in zip(run.publisher.loggers, self.loggers, strict=True):
             logger.load_state_dict(state)
-
-    def _restore_formats(self, module: nn.Module) -> None:
-        """Restore formats before the weights: torch would round weights to the dtype of the tensors that are there."""
-        for name, own in _tensors(module).items():
-            if (given := self.formats.get(name)) is None:
-                continue
-            if own.dtype != given.dtype:
-                own.data = own.data.to(given.dtype)
-            if own.is_leaf and own.requires_grad != given.requires_grad:
-                own.requires_grad_(given.requires_grad)
 
 
 @contextmanager

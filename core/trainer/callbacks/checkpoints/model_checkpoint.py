@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from core.contract import ConfigurationError
-from core.trainer.callbacks.arguments import check_mode
-from core.trainer.callbacks.checkpoints.arguments import check_arguments, format_name, replaces_another
+from core.trainer.callbacks.arguments import check_arguments, check_mode, format_name, replaces_another
 from core.trainer.callbacks.checkpoints.files import (
+    TopKCheckpoints,
     can_link,
     clean_up,
     find_free_path,
@@ -25,7 +25,6 @@ from core.trainer.callbacks.checkpoints.files import (
     retire_checkpoint,
 )
 from core.trainer.callbacks.checkpoints.on_exception_checkpoint import can_save_after, save_after
-from core.trainer.callbacks.checkpoints.top_k import TopKCheckpoints
 from core.trainer.callbacks.rank_zero_decisions import agree_on_metrics, not_logged, origin_of, validates_within_epochs
 from core.trainer.hooks.callback import Callback
 from core.trainer.settings.duration import parse_duration

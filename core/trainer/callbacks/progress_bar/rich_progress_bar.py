@@ -188,7 +188,13 @@ class RichProgressBar(ProgressBar):
     def _make_view(self) -> View:
         console = find_console() if self._console is None else self._console
         if console is not None and can_redraw(console):
-            return _make_live_view(console, self.refresh_interval_s)
+            if console.is_jupyter:
+                from core.trainer.callbacks.progress_bar.notebook_view import NotebookView
+
+                return NotebookView(console, self.refresh_interval_s)
+            from core.trainer.callbacks.progress_bar.live_view import LiveView
+
+            return LiveView(console, self.refresh_interval_s)
         if console is not None:
             return LineView(self.line_interval_s, lambda line: console.print(line, markup=False, highlight=False))
         return LineView(self.line_interval_s, lambda line: print(line, flush=True))  # noqa: T201  # this is the output
@@ -245,13 +251,3 @@ class RichProgressBar(ProgressBar):
         if self._view is not None:
             self._view.close()
         self._forget()
-
-
-def _make_live_view(console: Console, interval_s: float) -> View:
-    if console.is_jupyter:
-        from core.trainer.callbacks.progress_bar.notebook_view import NotebookView
-
-        return NotebookView(console, interval_s)
-    from core.trainer.callbacks.progress_bar.live_view import LiveView
-
-    return LiveView(console, interval_s)

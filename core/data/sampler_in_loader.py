@@ -76,8 +76,10 @@ def shard_loader(
     if sampler_of(loader) is not None:
         return loader
     index_sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    if any(hasattr(part, "num_replicas") for part in sampler_chain(index_sampler)):
-        rank, size = 0, 1  # torch's DistributedSampler, or one like it: the user has sharded this loader
+    own = next((part for part in sampler_chain(index_sampler) if hasattr(part, "num_replicas")), None)
+    if own is not None:  # torch's DistributedSampler, or one like it: the user has sharded this loader
+        _warn_of_another_share(own, rank, size)
+        rank, size = 0, 1
     options: dict[str, Any] = {"rank": rank, "size": size, "seed": seed, "rebalances": rebalances}
     options["repeats"] = stage == "fit" if joins is None else joins
     if global_batch is not None and global_batch.cuts:
@@ -157,6 +159,17 @@ def _warn_unsharded(loader: object, size: int) -> None:
         "its own rank, which torch.distributed.get_rank() tells, and say so with use_distributed_sampler=False.",
         stacklevel=5,
     )
+
+
+def _warn_of_another_share(sampler: Any, rank: int, size: int) -> None:
+    share = getattr(sampler, "rank", rank), sampler.num_replicas
+    if share != (rank, size):
+        warnings.warn(
+            f"{type(sampler).__name__} gives share {share[0]} of {share[1]} to a rank that has share {rank} of {size} "
+            "of the data: some samples are read twice, or by nobody. Leave the sampler out: core shards the loader; "
+            "or make it from trainer.strategy.data_parallel_rank and data_parallel_size.",
+            stacklevel=5,
+        )
 
 
 def _chosen_samples(loader: Any) -> int:

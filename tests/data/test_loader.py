@@ -346,6 +346,13 @@ def test_a_loader_that_the_user_sharded_is_not_sharded_again():
             assert samples(ours) == samples(raw)
 
 
+@pytest.mark.parametrize(("num_replicas", "own_rank"), [(1, 0), (2, 0)])
+def test_a_sampler_that_gives_another_share_is_named(num_replicas, own_rank):
+    raw = loader(8, sampler=DistributedSampler(range(8), num_replicas, own_rank))
+    with pytest.warns(UserWarning, match=f"gives share 0 of {num_replicas} to a rank that has share 1 of 2"):
+        share(raw, 1, 2)
+
+
 # Position -----------------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from core.trainer.run import Run
+
 _CURE = "; layers of a plain list, dict or tuple belong in nn.ModuleList or nn.ModuleDict, which checkpoints save"
 _MOST_ITEMS = 1000
 """Of a list that are looked at: one may hold a whole data set."""
@@ -45,6 +47,23 @@ def warn_of_untrained(module: nn.Module, optimizers: Sequence[Optimizer]) -> Non
             f"{type(module).__name__} will not train {listed([*map(repr, names)])}: no optimizer that "
             f"configure_optimizers returned holds it. Add it to one{_CURE * bool(hidden)}. If that is meant, "
             "requires_grad_(False) on it says so.",
+        )
+
+
+def warn_of_late(run: Run) -> None:
+    """One process, after the first batch. Warn of parameters with gradients that came after the set-up."""
+    if run.strategy.world_size > 1 or not run.session.handles:  # ranks are refused them
+        return
+    held = {id(one) for each in run.strategy.optimizers for group in each.param_groups for one in group["params"]}
+    known = {*run.session.handles[0].original_names.values()}
+    graded = [(name, one) for name, one in run.module.named_parameters() if one.grad is not None]
+    if late := [name for name, one in graded if name not in known and id(one) not in held]:
+        from core.trainer.module.optimizer_errors import listed  # most make all before
+
+        warn_at(
+            getattr(type(run.module), "training_step", None),
+            f"{type(run.module).__name__} has made {listed([*map(repr, late)])} after its optimizers, which will not "
+            "train it. Make it in __init__ or configure_model, or add it to an optimizer.",
         )
 
 

@@ -12,6 +12,7 @@ from core.contract import Capability, ModuleError, TrainingStep, UnsupportedErro
 from core.data import read_windows
 from core.trainer.checks.monitors import warn_of_misspelt_monitors
 from core.trainer.checks.stage_checks import check_iterators, check_max_steps
+from core.trainer.checks.untrained import warn_of_late
 from core.trainer.hooks.argument_counts import call_with
 from core.trainer.logging.non_finite_losses import guarded, loss_in, weight_in
 from core.trainer.loops.evaluate import evaluate
@@ -310,6 +311,7 @@ class FitLoop:
                 metrics.release(self.outputs)
                 if progress.total_batches == self.begins_at:
                     warn_of_misspelt_monitors(run, metrics.names())
+                    warn_of_late(run)
             batch_idx = progress.batch = batch_idx + output.num_batches
             progress.total_batches += output.num_batches
             progress.global_step += output.num_optimizer_steps

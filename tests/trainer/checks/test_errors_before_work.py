@@ -465,6 +465,18 @@ def test_parameters_that_no_optimizer_holds_are_named():
     assert len(caught) == 1
 
 
+def test_parameters_that_come_after_the_optimizers_are_named():
+    class Late(Net):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 0:
+                self.late = nn.Linear(1, 1)
+            return super().training_step(batch, batch_idx) + self.late(torch.ones(1)).sum()
+
+    with pytest.warns(UserWarning, match=r"Late has made 'late.weight', 'late.bias' after its optimizers") as caught:
+        fit(Late())
+    assert len(caught) == 1
+
+
 def _frozen(module):
     return module.requires_grad_(False)
 

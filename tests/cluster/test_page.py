@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -70,7 +71,7 @@ def page_file():
         "#SBATCH --gpus-per-node=8\n": "",
         "--time=08:00:00": "--time=00:02:00",
         "--signal=USR1@120": "--signal=USR1@60",
-        "python train.py": f"{sys.executable} train.py",
+        "python train.py": f"{shlex.quote(sys.executable)} train.py",
     }
     for old, new in changes.items():
         assert old in text, old

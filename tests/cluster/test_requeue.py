@@ -1,6 +1,7 @@
 """A job on a real SLURM that is warned, saves, is requeued, and goes on: opt-in, after tests/cluster/install.sh."""
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -27,7 +28,8 @@ def test_a_warned_job_runs_again_and_goes_on(slurm, tmp_path):
         return subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, check=True).stdout
 
     batch = tmp_path / "batch.sh"
-    batch.write_text(f"#!/bin/sh\nexec srun --overcommit {sys.executable} {PROGRAM} {tmp_path} ddp requeue\n")
+    command = shlex.join([sys.executable, str(PROGRAM), str(tmp_path), "ddp", "requeue"])
+    batch.write_text(f"#!/bin/sh\nexec srun --overcommit {command}\n")
     options = ("--requeue", "--nodes=1", "--ntasks=2", "--overcommit", "--open-mode=append")
     job = call("sbatch", "--parsable", *options, "--output", tmp_path / "log", batch).strip()
     for rank in (0, 1):

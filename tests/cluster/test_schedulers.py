@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def test_srun_starts_the_script_on_two_nodes(run, script, slurm):
 
 def test_a_batch_script_without_srun_is_not_a_step(run, script, slurm, tmp_path):
     batch = tmp_path / "batch.sh"
-    batch.write_text(f"#!/bin/sh\nexec {sys.executable} {script} 1 1\n")
+    batch.write_text(f"#!/bin/sh\nexec {shlex.join([sys.executable, str(script), '1', '1'])}\n")
     run("sbatch", "--wait", "--ntasks=2", "--overcommit", "--output", tmp_path / "log", batch, **slurm)
     assert (tmp_path / "log").read_text() == "LocalEnvironment rank 0 of 1 node 0 local 0 restart 0 sum 0\n"
 

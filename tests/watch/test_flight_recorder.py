@@ -26,7 +26,7 @@ def test_reading_it_imports_nothing(tmp_path):
     path.write_text(PROGRAM)
     done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.stdout.splitlines() == [
-        "Collective(name='', is_usual=False)",
+        "Collective(name='', is_usual=False, num_calls=0)",
         "[]",
         "True",
     ], done.stderr

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from core.trainer.run import Run
 
 _CURE = "; layers of a plain list, dict or tuple belong in nn.ModuleList or nn.ModuleDict, which checkpoints save"
+_KNOWN = ("_hparams", "_flat_weights")
+"""Attributes of arguments, of which the module may use parts, and of torch's recurrent layers, which replace them."""
 _MOST_ITEMS = 1000
 """Of a list that are looked at: one may hold a whole data set."""
 
@@ -31,7 +33,7 @@ def warn_of_untrained(module: nn.Module, optimizers: Sequence[Optimizer]) -> Non
         f"{path}.{name}".lstrip("."): None
         for path, part in module.named_modules()
         for name, value in vars(part).items()
-        if not name.startswith("_hparams")  # arguments, of which the module may use parts
+        if not name.startswith(_KNOWN)
         for one in _held_by(value)
         if one.requires_grad and one.is_leaf and id(one) not in known
     }

@@ -276,7 +276,8 @@ class MetricCollector:
             part = {name: part for name, part in local.items() if name in shared}
             own = part, _module_paths(metrics, module), has_changed, self._logged_always(part)
             (synced, module_paths, has_changed), logged = _gather(strategy, *own)
-            self._warn_of_alone(logged)
+            if strategy.data_parallel_size == strategy.world_size:  # ranks of one share have parts of a model
+                self._warn_of_alone(logged)
         if has_changed:
             self.computed.clear()
         # One number for each name; a mean's total is weighted.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch.distributed.tensor.parallel import ColwiseParallel
 
+from core.session.divergence import Alike
 from core_parallel.pipeline import chain
 from core_parallel.pipeline.scheduled_step import ScheduledStep
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from torch import Tensor
 
 _cut, _loss, _prepare = chain._cut, ScheduledStep._loss, ColwiseParallel._prepare_input_fn
@@ -48,3 +52,8 @@ class _Half(torch.autograd.Function):
 def halved_input_gradient(layouts: Any, desired: Any, module: Any, inputs: Any, mesh: Any) -> Any:
     """`ColwiseParallel._prepare_input_fn`, with the average of two ranks' gradients in place of their sum."""
     return _prepare(layouts, desired, module, (_Half.apply(inputs[0]), *inputs[1:]), mesh)
+
+
+def compares_no_ranks() -> AbstractContextManager[Any]:
+    """A context in which ranks that part train on, so that numbers show the fault."""
+    return mock.patch.object(Alike, "stepped", return_value=None)

@@ -7,7 +7,7 @@ from unittest import mock
 
 import combined
 import pytest
-from faults import first_gradient_twice, first_loss_twice, halved_input_gradient
+from faults import compares_no_ranks, first_gradient_twice, first_loss_twice, halved_input_gradient
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel
 
@@ -101,7 +101,7 @@ def _fit_with_all(rank: Rank, mesh: dict[str, Any], faults: dict[str, Patch]) ->
     """The weights without a fault, and with each, in one group of ranks."""
     found = {"none": combined.train(rank, mesh, _options(mesh))[0]}
     for name, patch in faults.items():
-        with mock.patch.object(*patch):
+        with compares_no_ranks(), mock.patch.object(*patch):
             found[name] = combined.train(rank, mesh, _options(mesh))[0]
     return found
 

@@ -13,6 +13,7 @@ import mixed
 import pytest
 import torch
 from axes import Seen, Step, in_both_forms
+from faults import compares_no_ranks
 from test_combined import OnCPU
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -107,6 +108,7 @@ def _train_with_faults(rank: Rank) -> list[Any]:
     for _, mesh, patches in _FAULTS:
         laid_out.forget()
         with ExitStack() as stack:
+            stack.enter_context(compares_no_ranks())
             for owner, name, fault in patches:
                 stack.enter_context(mock.patch.object(owner, name, fault))
             found.append(combined.train(rank, mesh, _SHORT, make=mixed.make)[0])

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from faults import first_gradient_twice, first_loss_twice, first_weight_twice, halved_input_gradient
+from faults import compares_no_ranks, first_gradient_twice, first_loss_twice, first_weight_twice, halved_input_gradient
 from torch import Tensor
 from torch.distributed.tensor.parallel import ColwiseParallel
 
@@ -168,6 +168,7 @@ def run(suite: type[StrategyConformance], test: str) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.suite.__name__}: {mutant.fault}")
 def test_the_kit_sees_a_fault(mutant: Mutant) -> None:
     with ExitStack() as faults:
+        faults.enter_context(compares_no_ranks())
         for patch in mutant.patches:
             faults.enter_context(mock.patch.object(*patch))
         with pytest.raises(AssertionError, match=r"is off by|loss of step"):

@@ -284,7 +284,8 @@ def _look_around(storage: CheckpointIO, fabric: Fabric, folder: Path) -> bool:
     before = _files(folder)
     with pytest.raises(CoreError):
         _save(storage, fabric, path, {**_small(1), "number": lambda: None})
-    assert _files(folder) == before, "a failed save has left files"
+    # Of what an earlier save has replaced, some may only now be removed in the background.
+    assert _files(folder) <= before, "a failed save has left files"
     storage.remove_checkpoint(path, collectives=fabric.session.collectives)
     _wait_until_empty(folder)
     assert not _files(folder), f"left after removing: {sorted(_files(folder))}"

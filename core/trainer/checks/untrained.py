@@ -26,7 +26,7 @@ _MOST_ITEMS = 1000
 
 def warn_of_untrained(module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Main process, once there are optimizers. Warn, in one line, of what requires gradients and isn't trained."""
-    held = {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
+    held = _held_in(optimizers)
     own = {name: one for name, one in module.named_parameters() if one.requires_grad}
     known = {*held, *map(id, own.values())}
     hidden = {
@@ -56,7 +56,7 @@ def warn_of_late(run: Run) -> None:
     """One process, after the first batch. Warn of parameters with gradients that came after the set-up."""
     if run.strategy.world_size > 1 or not run.session.handles:  # ranks are refused them
         return
-    held = {id(one) for each in run.strategy.optimizers for group in each.param_groups for one in group["params"]}
+    held = _held_in(run.strategy.optimizers)
     known = {*run.session.handles[0].original_names.values()}
     graded = [(name, one) for name, one in run.module.named_parameters() if one.grad is not None]
     if late := [name for name, one in graded if name not in known and id(one) not in held]:
@@ -67,6 +67,10 @@ def warn_of_late(run: Run) -> None:
             f"{type(run.module).__name__} has made {listed([*map(repr, late)])} after its optimizers, which will not "
             "train it. Make it in __init__ or configure_model, or add it to an optimizer.",
         )
+
+
+def _held_in(optimizers: Sequence[Optimizer]) -> set[int]:
+    return {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
 
 
 def _held_by(value: Any, depth: int = 3) -> Iterator[Tensor]:

@@ -286,6 +286,7 @@ def _look_around(storage: CheckpointIO, fabric: Fabric, folder: Path) -> bool:
         _save(storage, fabric, path, {**_small(1), "number": lambda: None})
     # Of what an earlier save has replaced, some may only now be removed in the background.
     assert _files(folder) <= before, "a failed save has left files"
+    assert _load(storage, fabric, path)["number"] == 2, "a failed save has replaced what was there"
     storage.remove_checkpoint(path, collectives=fabric.session.collectives)
     _wait_until_empty(folder)
     assert not _files(folder), f"left after removing: {sorted(_files(folder))}"

@@ -25,7 +25,8 @@ from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB, use_db
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("core", "plugins/ddp/core_ddp", "plugins/fsdp/core_fsdp")
+LARGEST = ("parallel", "lightning", "testing", "deepspeed", "plan")
+PACKAGES = ("core", *(f"plugins/{name}/core_{name}" for name in LARGEST))
 UNSEEN = ("RemoveDecorator", "BinaryOperator_BitOr")  # for the most part, types
 TIMEOUT_S = 600
 

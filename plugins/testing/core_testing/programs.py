@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from core_testing import fork_server
 from core_testing.spare import CAN_ADOPT, ask
+from core_testing.waiting import slowness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -146,7 +147,7 @@ def run(args: Sequence[Any], *, timeout: float = 60, **options: Any) -> subproce
 
     Args:
         args: the command.
-        timeout: in seconds, after which it is killed.
+        timeout: in seconds of a fast and idle machine (`core_testing.waiting`), after which it is killed.
         options: of `Program`.
 
     Raises:
@@ -154,7 +155,7 @@ def run(args: Sequence[Any], *, timeout: float = 60, **options: Any) -> subproce
     """
     program = Program(args, **options)
     try:
-        output, errors = program.communicate(timeout)
+        output, errors = program.communicate(timeout * slowness())
     except subprocess.TimeoutExpired:
         program.kill()
         program.wait()

@@ -23,6 +23,7 @@ from core_testing import surroundings
 from core_testing.limit import end_after
 from core_testing.pool import RankPool
 from core_testing.serving import Call
+from core_testing.waiting import slowness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -96,7 +97,7 @@ class Backend:
         num_processes: number of ranks, with a device each.
         data_parallel_size: number of shares into which the data is split; differs where ranks share a model.
         options: of Trainer and Fabric, such as the precision.
-        timeout_s: seconds after which ranks that hang are ended, and the test fails.
+        timeout_s: seconds of a fast and idle machine (`core_testing.waiting`) after which ranks that hang are ended.
         kept_for: for whose next call the ranks stay, until `end_kept_ranks`; None lets them end with each call.
         in_process: make the ranks threads of this process; see `in_one_process`.
     """
@@ -124,7 +125,7 @@ class Backend:
         if self.kept_for is not None:
             # Kept ranks don't see what has changed in this process since they were forked: settings travel with the
             # call.
-            call = Call(function, args, self.timeout_s, surroundings.copy_shared()).pickled()
+            call = Call(function, args, self._limit_s(), surroundings.copy_shared()).pickled()
             if call is not None:  # what doesn't pickle reaches new ranks by the fork
                 return self._kept_ranks().call(call)
         launcher, environment = self._launcher()
@@ -149,7 +150,7 @@ class Backend:
             return function(Rank(self, environment), *args)
 
         shared = TestRanks()
-        return in_one_process(work, *args, ranks=self.num_processes, timeout_s=self.timeout_s)
+        return in_one_process(work, *args, ranks=self.num_processes, timeout_s=self._limit_s())
 
     def _kept_ranks(self) -> RankPool:
         pool = _pools.get(self.kept_for)
@@ -166,8 +167,11 @@ class Backend:
         launcher.connect(cluster_environment=environment, num_processes=self.num_processes, num_nodes=1)
         return launcher, environment
 
+    def _limit_s(self) -> float:
+        return self.timeout_s * slowness()
+
     def _work(self, environment: TestRanks, folder: Path, function: Callable[..., Any], args: Any) -> None:
-        end_after(self.timeout_s)
+        end_after(self._limit_s())
         rank = Rank(self, environment)
         result = function(rank, *args)
         torch.save(result, folder / str(rank.number))

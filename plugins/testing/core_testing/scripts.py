@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from core_testing.programs import PRELOAD, run
+from core_testing.waiting import slowness
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +24,7 @@ def run_script(program: Path, text: str, arguments: list[Any], *, timeout_s: flo
         program: path of the script.
         text: its source.
         arguments: what it finds in `sys.argv[1]`, as JSON.
-        timeout_s: after which it is killed.
+        timeout_s: of a fast and idle machine (`core_testing.waiting`), after which it is killed.
 
     Raises:
         subprocess.TimeoutExpired: it has not ended by then.
@@ -35,7 +36,7 @@ def run_script(program: Path, text: str, arguments: list[Any], *, timeout_s: flo
         cwd=program.parent,
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=timeout_s * slowness(),
     )
 
 
@@ -54,7 +55,7 @@ def run_forked(
         program: path of the script.
         text: its source.
         arguments: what it finds in `sys.argv[1]`, as JSON.
-        timeout_s: after which it is killed.
+        timeout_s: of a fast and idle machine (`core_testing.waiting`), after which it is killed.
         preload: names of modules that are imported already, as `core_testing.programs` takes them.
         env: all its variables; None gives it those of this process.
 

@@ -126,7 +126,7 @@ class CheckpointIOConformance(Conformance[CheckpointIO]):
         assert all(self._run(_tear_down, 1, folder / "state.ckpt"))
 
     def _run(self, function: Callable[..., Any], num_ranks: int, where: Any) -> list[Any]:
-        backend = Backend(ParallelStrategy, "cpu", num_ranks, num_ranks, timeout_s=self.timeout_s)
+        backend = Backend(ParallelStrategy, "cpu", num_ranks, num_ranks, timeout_s=self.timeout_s, in_process=True)
         return backend.run(partial(_with_fabric, self.make), function, where)
 
     def _kill_while_saving(self, path: Path, part: float) -> None:

@@ -9,6 +9,7 @@ import inspect
 import json
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
@@ -41,7 +42,7 @@ os.dup2(2, 1)
 sys.path[:] = request["path"]
 from core.registry import REGISTRIES
 REGISTRIES[request["kind"]].names()
-json.dump([name for name in (*request["heavy"], "torch", request["module"]) if name in sys.modules], report)
+json.dump([*sys.modules], report)
 report.flush()
 os._exit(0)
 """
@@ -53,12 +54,11 @@ os.dup2(2, 1)
 sys.path[:] = request["path"]
 before = dict(os.environ), threading.active_count(), os.getcwd()
 importlib.import_module(request["module"])
-heavy = [name for name in request["heavy"] if name in sys.modules]
 changed = sorted(name for name in {*before[0], *os.environ} if before[0].get(name) != os.environ.get(name)
                  and not name.startswith("TORCHINDUCTOR_"))  # torch's own compiler sets one when it is imported
 threads = [thread.name for thread in threading.enumerate()][before[1]:]
 distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-json.dump({"heavy": heavy, "variables": changed, "threads": threads, "group": distributed,
+json.dump({"loaded": [*sys.modules], "variables": changed, "threads": threads, "group": distributed,
            "cuda": torch.cuda.is_initialized(), "moved": os.getcwd() != before[2]}, report)
 report.flush()
 os._exit(0)
@@ -83,15 +83,13 @@ class PackagingTests:
 
     def test_is_offered_and_made(self) -> None:
         """The alias is found, and what it names makes an instance of the kind's base class."""
-        module, _, name = KINDS[self.kind].base.partition(":")
-        base = getattr(importlib.import_module(module), name)
         assert self.alias in self.registry
-        assert self.alone(lambda: isinstance(self.make(), base))
+        assert self._instance.is_of_kind
 
     def test_documents_itself(self) -> None:
         """The class has a docstring of its own, which `core describe` shows."""
-        name, documentation = self.alone(lambda: (type(self.make()).__name__, type(self.make()).__doc__))
-        assert (documentation or "").strip(), f"{name} has no docstring"
+        instance = self._instance
+        assert (instance.documentation or "").strip(), f"{instance.class_name} has no docstring"
 
     def test_types_and_documents_its_options(self) -> None:
         """Every option has an annotation and, but for what is passed on, an entry in the docstring's `Args:`."""
@@ -106,18 +104,20 @@ class PackagingTests:
         """`core list-...` shows the alias, and imports neither torch nor the plugin's module for it."""
         if self.registry.spec(self.alias).provider == IN_PROCESS:
             pytest.skip(f"{self.alias} was registered in this process")
-        assert self._report_of(_LISTING, "core.registry") == []
+        loaded = _loaded_by_listing(self.kind, tuple(sys.path))
+        assert loaded.isdisjoint({*self.heavy_modules, "torch", self._module})
 
     @launches
     def test_import_leaves_heavy_libraries_alone(self) -> None:
         """To import the plugin's module is not to import the library that it wraps (`heavy_modules`)."""
-        assert self._report_of(_IMPORTING, "torch")["heavy"] == []
+        loaded = _changed_by_importing(self._module, tuple(sys.path))["loaded"]
+        assert {*self.heavy_modules}.isdisjoint(loaded)
 
     @launches
     def test_import_changes_nothing(self) -> None:
         """Importing the plugin's module sets no variable, starts no thread, joins no group, touches no device."""
-        report = self._report_of(_IMPORTING, "torch")
-        found = {name: value for name, value in report.items() if value and name != "heavy"}
+        report = _changed_by_importing(self._module, tuple(sys.path))
+        found = {name: value for name, value in report.items() if value and name != "loaded"}
         assert not found, f"importing {self._module} has changed: {found}"
 
     def test_metadata_names_known_groups(self) -> None:
@@ -177,16 +177,47 @@ class PackagingTests:
         except importlib.metadata.PackageNotFoundError:
             pytest.skip(f"{self.alias} comes from {provider!r}, which is no installed distribution")
 
-    def _report_of(self, program: str, preload: str) -> Any:
-        return _report(program, preload, self.kind, self._module, self.heavy_modules, tuple(sys.path))
+    @property
+    def _instance(self) -> _Instance:
+        found = _instances.get(type(self))
+        if found is None:
+            found = _instances[type(self)] = self.alone(lambda: _read(self.make(), self.kind))
+        return found
+
+
+@dataclass(frozen=True)
+class _Instance:
+    """What is asked of an instance, which may have to be made in a process of its own."""
+
+    is_of_kind: bool
+    class_name: str
+    documentation: str | None
+
+
+_instances: dict[type, _Instance] = {}
+
+
+def _read(instance: object, kind: str) -> _Instance:
+    module, _, name = KINDS[kind].base.partition(":")
+    base = getattr(importlib.import_module(module), name)
+    return _Instance(isinstance(instance, base), type(instance).__name__, type(instance).__doc__)
 
 
 @functools.cache
-def _report(program: str, preload: str, kind: str, module: str, heavy: tuple[str, ...], path: tuple[str, ...]) -> Any:
-    request = {"kind": kind, "module": module, "heavy": heavy, "path": path}
+def _loaded_by_listing(kind: str, path: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(_report(_LISTING, "core.registry", kind=kind, path=path))
+
+
+@functools.cache
+def _changed_by_importing(module: str, path: tuple[str, ...]) -> dict[str, Any]:
+    changed: dict[str, Any] = _report(_IMPORTING, "torch", module=module, path=path)
+    return changed
+
+
+def _report(program: str, preload: str, **request: Any) -> Any:
     with tempfile.TemporaryDirectory(prefix="core-testing-") as folder:
         done = run_forked(Path(folder) / "program.py", program, [request], preload=preload, timeout_s=_IMPORT_TIMEOUT_S)
-    assert done.returncode == 0, f"importing {module} failed:\n{done.stderr}"
+    assert done.returncode == 0, f"{request} has failed:\n{done.stderr}"
     return json.loads(done.stdout)
 
 

@@ -81,8 +81,7 @@ class PrecisionConformance(Conformance[Precision]):
         self._need_training()
         self._need_device()
         case = Case("precision", dtype=torch.float32)
-        backend = Backend(lambda: "single_device", self.accelerator, timeout_s=self.timeout_s)
-        run = backend.run(train, replace(case, precision=self.alias))[0]
+        run = self._backend().run(train, replace(case, precision=self.alias))[0]
         assert_equal_runs(run, reference(case, self.accelerator, 1), self.tolerance)
 
     def _need_training(self) -> None:
@@ -92,15 +91,18 @@ class PrecisionConformance(Conformance[Precision]):
 
     def _need_device(self) -> None:
         """Skip what this precision refuses on this kind of device."""
-        backend = Backend(lambda: "single_device", self.accelerator, timeout_s=self.timeout_s)
-        if refusal := backend.run(functools.partial(_refusal, self.make))[0]:
+        if refusal := self._backend().run(functools.partial(_refusal, self.make))[0]:
             pytest.skip(f"{self.alias} on {self.accelerator}: {refusal}")
 
     def _run(self, function: Callable[..., Any]) -> Any:
-        """Run in a process of its own, on one device, with an instance that knows its strategy."""
+        """Run on one device, with an instance that knows its strategy."""
         self._need_device()
-        backend = Backend(lambda: "single_device", self.accelerator, timeout_s=self.timeout_s)
-        return backend.run(functools.partial(_with_precision, self.make), function)[0]
+        return self._backend().run(functools.partial(_with_precision, self.make), function)[0]
+
+    def _backend(self) -> Backend:
+        """One device; in a process of its own, but for the CPU."""
+        is_cpu = self.accelerator == "cpu"
+        return Backend(lambda: "single_device", self.accelerator, timeout_s=self.timeout_s, in_process=is_cpu)
 
 
 def _refusal(make: Any, rank: Rank) -> str:

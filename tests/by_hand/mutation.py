@@ -1,7 +1,8 @@
 """Changes one place of the code after the other, as cosmic-ray does, and runs the tests that should fail then.
 
-    python tests/by_hand/mutation.py --seed 1 --number 100            # of core, core-ddp and core-fsdp
+    python tests/by_hand/mutation.py --seed 1 --number 100 > before   # of core and the five largest plugins
     python tests/by_hand/mutation.py --seed 1 --number 100 --list     # which ones: nothing runs
+    python tests/by_hand/mutation.py --again before > after           # the same, first by the test that caught each
     python tests/by_hand/mutation.py --seed 1 --only 7 31 --tests tests/cli
 
 It needs `pip install cosmic-ray`, and a clone of its own whose packages are installed editable: files are changed in
@@ -28,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LARGEST = ("parallel", "lightning", "testing", "deepspeed", "plan")
 PACKAGES = ("core", *(f"plugins/{name}/core_{name}" for name in LARGEST))
 UNSEEN = ("RemoveDecorator", "BinaryOperator_BitOr")  # for the most part, types
-TIMEOUT_S = 600
+TIMEOUT_S = 1500
+NOTHING_FAILED = (0, 4, 5)  # of pytest: all passed, no such test, none selected
 
 
 def mutants(seed: int, number: int) -> list[tuple[str, str, int, int]]:
@@ -53,15 +55,27 @@ def one_of(file: Path, draw: random.Random) -> tuple[str, str, int, int] | None:
 
 
 def tests_of(path: str) -> list[str]:
-    """The folders of tests that are for a file."""
-    parts = Path(path).parts
-    if parts[0] == "plugins":
-        return [f"plugins/{parts[1]}/tests"]
-    if parts[1] == "strategies":
+    """The folders of tests that are for a file, the nearest first."""
+    first, *rooms, _ = Path(path).parts
+    if first == "plugins":
+        return [f"plugins/{rooms[0]}/tests"]
+    if rooms == ["strategies"]:
         return ["tests/strategies", "plugins/ddp/tests", "tests/fabric", "tests/trainer/test_activation_memory.py"]
-    if parts[1] == "contract":
+    if rooms == ["contract"]:
         return [f"tests/{name}" for name in ("contract", "accelerators", "resolve", "fabric")]
-    return [f"tests/{name}" for name in parts[1:-1] if (ROOT / "tests" / name).is_dir()] or ["tests"]
+    if rooms == ["session"]:
+        return ["tests/session", "tests/fabric", "tests/trainer/loops"]
+    mirrors = ["/".join(("tests", *rooms[:depth])) for depth in range(len(rooms), 0, -1)]
+    return [mirror for mirror in mirrors if (ROOT / mirror).is_dir()] or ["tests"]
+
+
+def first_of(path: str, operator: str, occurrence: int, areas: list[str]) -> str:
+    """The first test that fails with the change, of areas in turn; empty if none does."""
+    for area in areas:
+        by = caught_by(path, operator, occurrence, [area])
+        if by:
+            return by
+    return ""
 
 
 def caught_by(path: str, operator: str, occurrence: int, tests: list[str]) -> str:
@@ -71,10 +85,10 @@ def caught_by(path: str, operator: str, occurrence: int, tests: list[str]) -> st
     try:
         apply_mutation(file, get_operator(operator)(), occurrence)
         with tempfile.TemporaryFile("w+") as output:
-            command = [sys.executable, "-m", "pytest", "-q", "-x", *tests]
+            command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:randomly", *tests]
             run = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
             try:
-                if not run.wait(TIMEOUT_S):
+                if run.wait(TIMEOUT_S) in NOTHING_FAILED:
                     return ""
             except subprocess.TimeoutExpired:
                 return "no end in time"
@@ -91,17 +105,35 @@ def caught_by(path: str, operator: str, occurrence: int, tests: list[str]) -> st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seed", type=int)
     parser.add_argument("--number", type=int, default=100)
     parser.add_argument("--only", type=int, nargs="+")
     parser.add_argument("--tests", nargs="+")
     parser.add_argument("--list", action="store_true", dest="lists")
+    parser.add_argument("--again", type=Path, help="what an earlier run has printed")
     asked = parser.parse_args()
-    for place, (path, operator, occurrence, line) in enumerate(mutants(asked.seed, asked.number)):
+    drawn = told_by(asked.again) if asked.again else [(*each, []) for each in mutants(asked.seed, asked.number)]
+    for place, (path, operator, occurrence, line, caught) in enumerate(drawn):
         if asked.only is None or place in asked.only:
-            print(place, f"{path}:{line}", operator, end=" ", flush=True)
-            by = None if asked.lists else caught_by(path, operator, occurrence, asked.tests or tests_of(path))
+            print(place, f"{path}:{line}", operator, occurrence, end=" ", flush=True)
+            areas = asked.tests or [*filter(exists, caught), *tests_of(path)]
+            by = None if asked.lists else first_of(path, operator, occurrence, areas)
             print({None: "", "": "SURVIVES"}.get(by, f"caught by {by}"), flush=True)
+
+
+def told_by(output: Path) -> list[tuple[str, str, int, int, list[str]]]:
+    """The mutants of an earlier run, each with the test that caught it."""
+    found = []
+    for row in output.read_text().splitlines():
+        _, place, operator, occurrence, *rest = row.split()
+        path, line = place.split(":")
+        found.append((path, operator, int(occurrence), int(line), rest[2:3]))
+    return found
+
+
+def exists(test: str) -> bool:
+    """True if the file of a test is there; pytest says if the test is."""
+    return (ROOT / test.partition("::")[0]).is_file()
 
 
 if __name__ == "__main__":

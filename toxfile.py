@@ -1,27 +1,21 @@
-"""Environments of equal settings share one folder, and so one copy of torch.
+"""Environments of equal settings share one folder, and so one copy of torch: `runner = shared` in `tox.ini`.
 
-tox empties a folder that an environment of another name has used, or one that needed more. `runner = shared` in
-`tox.ini` leaves the name out of that comparison, and what is there besides; the interpreter, the constraints and what
-is missing stay in it. tox itself no longer offers this since release 4 (https://github.com/tox-dev/tox/pull/2789).
+tox empties a folder that an environment of another name has used, or one that needed more. This leaves the name out of
+that comparison, and what is there besides (https://github.com/tox-dev/tox/pull/2789 took it out of tox itself).
 """
 
-from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 from tox.plugin import impl
 from tox.tox_env.info import Info
 from tox.tox_env.python.virtual_env.runner import VirtualEnvRunner
-from tox.tox_env.register import ToxEnvRegister
 
 
 class SharedInfo(Info):
     """The record that tox keeps of a folder, without the name of the environment that used it last."""
 
     @contextmanager
-    def compare(
-        self, value: Any, section: str, sub_section: str | None = None
-    ) -> Generator[tuple[bool, Any | None], None, None]:
+    def compare(self, value, section, sub_section=None):
         """Compare, with one name for all environments, and as equal if all that is wanted is there."""
         if section == "ToxEnv":
             value = {**value, "name": "shared"}
@@ -35,18 +29,11 @@ class SharedInfo(Info):
 class SharedRunner(VirtualEnvRunner):
     """A virtual environment that several tox environments use, one after the other."""
 
-    @staticmethod
-    def id() -> str:
-        """The name in `tox.ini`."""
-        return "shared"
-
-    @property
-    def cache(self) -> SharedInfo:
-        """The record that tox keeps of the folder."""
-        return SharedInfo(self.env_dir)
+    id = staticmethod(lambda: "shared")
+    cache = property(lambda self: SharedInfo(self.env_dir))
 
 
 @impl
-def tox_register_tox_env(register: ToxEnvRegister) -> None:
+def tox_register_tox_env(register):
     """Offer the runner to tox."""
     register.add_run_env(SharedRunner)

@@ -1,6 +1,6 @@
 """How long a plan takes, and how much memory, by the size of the model and the number of ranks.
 
-    tox run -e benchmarks -- benchmarks/plans.py [8B 70B 400B]
+    tox exec -e tests -- python benchmarks/plans.py [8B 70B 400B]
 
 Needs core-plan, core-ddp, core-fsdp, core-parallel and transformers. Models are Llama's shapes of 8 and 70 billion
 parameters, and a mixture of 128 experts of 400 billion, in bfloat16 with units computed again in backward; a rank has

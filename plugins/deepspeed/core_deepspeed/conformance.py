@@ -99,7 +99,7 @@ class TestStage2ByItsNumber(StrategySmoke):
     heavy_modules = ("deepspeed",)
 
 
-@pytest.mark.skip(reason="it needs nvme_path and libaio; `tox run -e deepspeed-nvme` has tests of its own")
+@pytest.mark.skip(reason="it needs nvme_path and libaio; tests marked `nvme` are for it")
 class TestStage3OffloadNvme(StrategySmoke):
     """Optimizer states and parameters on a disk."""
 

@@ -1,6 +1,6 @@
 """Every stage passes the kit.
 
-Offloaded and in bf16 too, which takes longer: `tox run -e deepspeed-slow`. In float16 as well where the CPU has it;
+Offloaded and in bf16 too, which takes longer: `tox run -e deepspeed`. In float16 as well where the CPU has it;
 elsewhere by hand (`-k Float16`), where DeepSpeed is told that this CPU has it.
 """
 

@@ -141,7 +141,7 @@ def test_shards_of_a_lost_node_are_on_the_next_one(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("core_deepspeed") is None, reason="tox run -e deepspeed-slow")
+@pytest.mark.skipif(importlib.util.find_spec("core_deepspeed") is None, reason="tox run -e deepspeed")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # DeepSpeed uses parts of torch that are to go
 def test_shards_of_deepspeed_are_kept_too(tmp_path):
     memory, options = folders(tmp_path), {"strategy": "deepspeed", "enable_checkpointing": False}

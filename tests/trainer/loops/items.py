@@ -73,38 +73,3 @@ def by_hand(window_size, num_epochs=2, **options):
             optimizer.zero_grad()
         means.append(total / count)
     return weights_of(module), means
-
-
-class ByHand(Net):
-    """The same in manual optimization, in windows of so many batches."""
-
-    automatic_optimization = False
-
-    def __init__(self, window=1, **options):
-        super().__init__(**options)
-        self.window = window
-
-    def training_step(self, batch, batch_idx):
-        output = super().training_step(batch, batch_idx)
-        self.manual_backward(output["loss"], weight=output["weight"])
-        if (batch_idx + 1) % self.window == 0 or batch_idx + 1 == self.trainer.num_training_batches:
-            self.optimizers().step()
-            self.optimizers().zero_grad()
-        return {**output, "loss": output["loss"].detach()}
-
-
-def by_fabric(fabric, batch_size, window, num_epochs=2, **options):
-    """The same with Fabric."""
-    module = Net(**options)
-    model, optimizer = fabric.setup(module, module.configure_optimizers())
-    loader = fabric.setup_dataloaders(DataLoader(Samples(), batch_size=batch_size))
-    for _ in range(num_epochs):
-        for batch_idx, batch in enumerate(loader):
-            ends_window = (batch_idx + 1) % window == 0 or batch_idx + 1 == len(loader)
-            with fabric.no_backward_sync(model, enabled=not ends_window):
-                loss, num_items = model.mean_of(batch)
-                fabric.backward(loss, weight=num_items)
-            if ends_window:
-                optimizer.step()
-                optimizer.zero_grad()
-    return weights_of(module)

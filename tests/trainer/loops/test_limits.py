@@ -1,20 +1,14 @@
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from core import Callback, ConfigurationError, Logger
 from core.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
-from trainer.recording import (
-    Recorder,
-    Validating,
-    forget,
-    loader,
-    make_parallel_trainer,
-    make_trainer,
-    seen,
-    stream,
-)
+from core.trainer.loops import validation_schedule
+from core_testing import in_one_process
+from trainer.recording import Recorder, Validating, loader, make_trainer, seen, stream
 
 
 class Rhythm(Callback):
@@ -33,6 +27,11 @@ def rhythm(tmp_path, data=None, **options):
     trainer = make_trainer(tmp_path, callbacks=listener, **{"max_epochs": 2, **options})
     trainer.fit(Validating(tmp_path), loader(8, 1) if data is None else data, loader(2))
     return listener.at
+
+
+def fit_on_ranks(tmp_path, module, options):
+    """Both of two ranks: 20 samples in batches of two."""
+    make_trainer(tmp_path, strategy="ddp", devices=2, **options).fit(module, loader(20), loader(8))
 
 
 # limits of epochs and steps -------------------------------------------------------------------------------------------
@@ -76,18 +75,6 @@ def test_limits(tmp_path, limit, batches):
     assert len(trainer.predict(module, loader(8, 1))) == batches
 
 
-def test_a_limit_holds_for_each_loader_and_each_rank(tmp_path):
-    make_parallel_trainer(tmp_path, limit_val_batches=1).validate(Validating(tmp_path), [loader(8), loader(8)])
-    assert [len(seen(tmp_path, "validation", rank)) for rank in (0, 1)] == [2, 2]
-
-
-def test_limits_of_zero_leave_a_stage_out(tmp_path):
-    trainer = make_trainer(tmp_path, limit_val_batches=0, limit_predict_batches=0)
-    trainer.fit(Validating(tmp_path), loader(), loader())
-    assert seen(tmp_path, "validation") == []
-    assert trainer.predict(Validating(tmp_path), loader()) == []
-
-
 @pytest.mark.parametrize("name", ["limit_predict_batches", "overfit_batches", "limit_train_batches"])
 @pytest.mark.parametrize("value", [-1, 1.5, True, "2"])
 def test_what_is_no_limit(tmp_path, name, value):
@@ -115,21 +102,26 @@ def test_overfit_batches_are_the_same_in_each_epoch(tmp_path, amount):
     assert seen(tmp_path, "validation") == [[50], [51]] * 2
 
 
-def test_overfitting_stops_shuffling(tmp_path):
-    trainer = make_trainer(tmp_path, overfit_batches=2, max_epochs=3)
-    with pytest.warns(UserWarning, match="overfit_batches=2 needs the same batches in each epoch: the training loader"):
-        trainer.fit(Recorder(tmp_path), loader(20, shuffle=True))
-    assert seen(tmp_path) == [[0, 1], [2, 3]] * 3
-    forget(tmp_path)
-    trainer = make_trainer(tmp_path, overfit_batches=1)
-    with pytest.warns(UserWarning, match="the training loader"):
-        trainer.fit(Recorder(tmp_path), loader(5, 3, shuffle=True, drop_last=True))
-    assert seen(tmp_path) == [[0, 1, 2]]
+@pytest.mark.parametrize(
+    ("amount", "data", "expected"),
+    [
+        (2, loader(20, shuffle=True), [[0, 1], [2, 3]]),
+        (1, loader(5, 3, shuffle=True, drop_last=True), [[0, 1, 2]]),
+    ],
+)
+def test_overfitting_stops_shuffling(tmp_path, amount, data, expected):
+    trainer = make_trainer(tmp_path, overfit_batches=amount, max_epochs=3)
+    message = f"overfit_batches={amount} needs the same batches in each epoch: the training loader"
+    with pytest.warns(UserWarning, match=message):
+        trainer.fit(Recorder(tmp_path), data)
+    assert seen(tmp_path) == expected * 3
 
 
 def test_two_ranks_overfit_on_their_shares(tmp_path):
-    make_parallel_trainer(tmp_path, overfit_batches=1, max_epochs=2).fit(Recorder(tmp_path), loader(20))
+    options = {"overfit_batches": 1, "max_epochs": 2, "limit_val_batches": 1}
+    in_one_process(fit_on_ranks, tmp_path, Validating(tmp_path), options)
     assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[0, 1]] * 2, [[2, 3]] * 2]
+    assert [len(seen(tmp_path, "validation", rank)) for rank in (0, 1)] == [2, 2]
 
 
 # fast_dev_run ---------------------------------------------------------------------------------------------------------
@@ -153,32 +145,17 @@ class Writing(Logger):
 
 @pytest.mark.parametrize(("value", "batches"), [(True, 1), (3, 3)])
 def test_fast_dev_run(tmp_path, capsys, value, batches):
-    callbacks = [
-        ModelCheckpoint(tmp_path / "checkpoints"),
-        EarlyStopping("never_logged"),
-        LearningRateMonitor(),
-        Rhythm(),
-    ]
-    trainer = make_trainer(
-        tmp_path,
-        fast_dev_run=value,
-        max_epochs=50,
-        min_steps=40,
-        num_sanity_val_steps=2,
-        limit_val_batches=7,
-        val_check_interval=2,
-        log_every_n_steps=1,
-        callbacks=callbacks,
-        logger=Writing(tmp_path),
-        enable_checkpointing=True,
-    )
+    rhythm = Rhythm()
+    saving = ModelCheckpoint(tmp_path / "checkpoints")
+    callbacks = [saving, EarlyStopping("never_logged"), LearningRateMonitor(), rhythm]
+    limits = {"max_epochs": 50, "min_steps": 40, "num_sanity_val_steps": 2, "limit_val_batches": 7}
+    others = {"val_check_interval": 2, "logger": Writing(tmp_path), "enable_checkpointing": True}
+    trainer = make_trainer(tmp_path, fast_dev_run=value, callbacks=callbacks, **limits, **others)
     module = Validating(tmp_path)
     trainer.fit(module, loader(20), loader(20))
-    assert (len(seen(tmp_path)), len(seen(tmp_path, "validation"))) == (batches, batches)
-    assert callbacks[-1].at == [batches]
-    assert [type(callback).__name__ for callback in trainer.callbacks] == ["Rhythm"]
+    assert (len(seen(tmp_path)), len(seen(tmp_path, "validation")), rhythm.at) == (batches, batches, [batches])
+    assert trainer.callbacks == [rhythm]
     assert not (tmp_path / "checkpoints").exists()
-    assert not (tmp_path / "logged").exists()
     assert f"fast_dev_run: {batches} batch" in capsys.readouterr().out
     trainer.test(module, loader(20))
     assert len(seen(tmp_path, "test")) == batches
@@ -191,21 +168,14 @@ def test_a_quick_run_takes_what_a_module_tells_its_logger(tmp_path):
             self.logger.experiment.add_image("x", torch.zeros(1))
             self.trainer.logger.log_metrics({"x": 1.0}, 0)
 
-    trainer = make_trainer(tmp_path, fast_dev_run=True, logger=Writing(tmp_path))
+    trainer = make_trainer(tmp_path, fast_dev_run=True, log_every_n_steps=1, logger=Writing(tmp_path))
     trainer.fit(Talking(tmp_path), loader())
     assert not (tmp_path / "logged").exists()
 
 
-def test_a_quick_run_of_two_processes_says_it_once(tmp_path, capfd):
-    make_parallel_trainer(tmp_path, fast_dev_run=True).fit(Recorder(tmp_path), loader(20))
-    assert capfd.readouterr().out.count("fast_dev_run: 1 batch of each stage") == 1
-
-
-def test_no_quick_run(tmp_path):
-    make_trainer(tmp_path, fast_dev_run=0).fit(Recorder(tmp_path), loader())
-    assert len(seen(tmp_path)) == 3
-    with pytest.raises(ConfigurationError, match="fast_dev_run=-1: expected True for one batch, a number of batches"):
-        make_trainer(tmp_path, fast_dev_run=-1)
+def test_a_quick_run_of_two_ranks_says_it_once(tmp_path, capsys):
+    in_one_process(fit_on_ranks, tmp_path, Validating(tmp_path), {"fast_dev_run": True})
+    assert capsys.readouterr().out.count("fast_dev_run: 1 batch of each stage") == 1
 
 
 # when validation runs -------------------------------------------------------------------------------------------------
@@ -217,7 +187,6 @@ def test_no_quick_run(tmp_path):
         ({}, [8, 16]),
         ({"val_check_interval": 3}, [3, 6, 11, 14]),
         ({"val_check_interval": 4}, [4, 8, 12, 16]),
-        ({"val_check_interval": 8}, [8, 16]),
         ({"val_check_interval": 1.0}, [8, 16]),
         ({"val_check_interval": 0.25}, [2, 4, 6, 8, 10, 12, 14, 16]),
         ({"check_val_every_n_epoch": 2}, [16]),
@@ -226,7 +195,6 @@ def test_no_quick_run(tmp_path):
         ({"check_val_every_n_epoch": None, "val_check_interval": 5}, [5, 10, 15]),
         ({"check_val_every_n_epoch": None, "val_check_interval": 12}, [12]),
         ({"check_val_every_n_epoch": None, "val_check_interval": 8}, [8, 16]),
-        ({"check_val_every_n_epoch": None, "val_check_interval": 8, "max_epochs": 3}, [8, 16, 24]),
     ],
 )
 def test_rhythm(tmp_path, options, expected):
@@ -236,12 +204,9 @@ def test_rhythm(tmp_path, options, expected):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, [8, 16]),
         ({"val_check_interval": 3}, [3, 6, 11, 14]),
-        ({"val_check_interval": 4}, [4, 8, 12, 16]),
         ({"val_check_interval": 4, "limit_train_batches": 20}, [4, 8, 12, 16]),
         ({"val_check_interval": 4, "limit_train_batches": 6}, [4, 10]),
-        ({"check_val_every_n_epoch": None, "val_check_interval": 12}, [12]),
     ],
 )
 def test_rhythm_without_a_length(tmp_path, options, expected):
@@ -255,46 +220,33 @@ def test_sanity_check(tmp_path, steps, batches):
     assert len(seen(tmp_path, "validation")) == batches
 
 
-def test_a_time_between_validations(tmp_path):
+@pytest.mark.parametrize("value", ["00:00:00:01", {"seconds": 1}, timedelta(seconds=1)])
+def test_a_time_between_validations(tmp_path, monkeypatch, value):
     class Slow(Validating):
         def training_step(self, batch, batch_idx):
-            if batch_idx == 3:
-                import time
-
-                time.sleep(0.3)
+            clock.monotonic.return_value += 2 if batch_idx == 3 else 0
             return super().training_step(batch, batch_idx)
 
+    clock = Mock(monotonic=Mock(return_value=0))
+    monkeypatch.setattr(validation_schedule, "time", clock)
     listener = Rhythm()
-    interval = timedelta(seconds=0.3)
-    trainer = make_trainer(tmp_path, callbacks=listener, val_check_interval=interval)
+    trainer = make_trainer(tmp_path, callbacks=listener, val_check_interval=value)
     trainer.fit(Slow(tmp_path), loader(8, 1), loader(2))
-    assert len(listener.at) == 1
-    assert listener.at[0] >= 4
+    (batch,) = listener.at
+    assert batch >= 4
 
 
-@pytest.mark.parametrize("value", ["00:00:00:01", {"seconds": 1}, timedelta(seconds=1)])
-def test_forms_of_time(tmp_path, value):
-    trainer = make_trainer(tmp_path, val_check_interval=value)
-    assert trainer.options.val_check_time == timedelta(seconds=1)
-    trainer.fit(Validating(tmp_path), loader(), loader())
-
-
-def test_ranks_agree_on_the_time(tmp_path):
-    class Uneven(Validating):
-        def training_step(self, batch, batch_idx):
-            import time
-
-            time.sleep(0.02 * (self.global_rank + 1))
-            return super().training_step(batch, batch_idx)
-
+@pytest.mark.parametrize("late", [0, 1])
+def test_the_time_is_the_first_ranks(tmp_path, monkeypatch, late):
+    class Noting(Validating):
         def on_validation_start(self):
             self.note("at", self.trainer.progress.total_batches)
 
-    trainer = make_parallel_trainer(tmp_path, val_check_interval={"milliseconds": 60})
-    trainer.fit(Uneven(tmp_path), loader(60), loader(4))
-    ranks = [seen(tmp_path, "at", rank) for rank in (0, 1)]
-    assert ranks[0] == ranks[1]
-    assert ranks[0]
+    schedule = validation_schedule.ValidationSchedule
+    monkeypatch.setattr(schedule, "_is_late_here", lambda self: self._strategy.global_rank == late)
+    in_one_process(fit_on_ranks, tmp_path, Noting(tmp_path), {"val_check_interval": timedelta(hours=1)})
+    assert seen(tmp_path, "at", 0) == seen(tmp_path, "at", 1)
+    assert bool(seen(tmp_path, "at")) is (late == 0)
 
 
 @pytest.mark.parametrize(
@@ -304,6 +256,7 @@ def test_ranks_agree_on_the_time(tmp_path):
         ({"val_check_interval": 1.5}, "val_check_interval=1.5: expected a number of batches"),
         ({"val_check_interval": "1 hour"}, "val_check_interval='1 hour': expected a timedelta, a dict such as"),
         ({"val_check_interval": timedelta(0)}, "expected a time above 0"),
+        ({"fast_dev_run": -1}, "fast_dev_run=-1: expected True for one batch, a number of batches"),
         ({"check_val_every_n_epoch": 0}, "check_val_every_n_epoch=0: expected an integer of at least 1"),
         (
             {"check_val_every_n_epoch": None},

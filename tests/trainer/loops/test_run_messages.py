@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from core import Callback, Trainer
-from core.callbacks import EarlyStopping, ModelCheckpoint, Timer
-from support.small_nets import QUIET, Net, batches
+from core import Trainer
+from core.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
+from support.small_nets import QUIET, At, Net, batches
 
 
 class Flat(Net):
@@ -14,11 +14,6 @@ class Flat(Net):
 
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", 1.0)
-
-
-class Stopping(Callback):
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        trainer.should_stop = True
 
 
 def lines(capsys, *callbacks, ckpt_path=None, stage="fit", **options):
@@ -31,18 +26,14 @@ def lines(capsys, *callbacks, ckpt_path=None, stage="fit", **options):
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith(begins)]
 
 
-def test_a_run_to_its_last_epoch_says_nothing(capsys):
-    assert lines(capsys, max_epochs=1) == []
-
-
 def test_early_stopping_says_which_value_and_what_is_saved(tmp_path, capsys):
-    class Saving(Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            if trainer.global_step == 8:
-                trainer.save_checkpoint(tmp_path / "it.ckpt")
-                trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    def save(trainer, *_):
+        if trainer.global_step == 8:
+            trainer.save_checkpoint(tmp_path / "it.ckpt")
+            trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
 
-    assert lines(capsys, EarlyStopping("val_loss", patience=2), Saving()) == [
+    saving = LambdaCallback(on_train_batch_end=save)
+    assert lines(capsys, EarlyStopping("val_loss", patience=2), saving) == [
         "Training has ended after step 9: EarlyStopping: val_loss is 1, and did not get better than 1 in the last 2 "
         f"checks (patience=2). The newest checkpoint holds step 8: ckpt_path='{tmp_path}/it.ckpt' goes on from it."
     ]
@@ -53,7 +44,11 @@ def test_early_stopping_says_which_value_and_what_is_saved(tmp_path, capsys):
     [
         ((), {"max_steps": 4}, "step 4: max_steps=4."),
         ((), {"max_time": timedelta(microseconds=1)}, "step 0: max_time='0:00:00.000001' is over."),
-        ((Stopping(),), {}, "step 1: trainer.should_stop was set."),
+        (
+            (At("on_train_batch_end", lambda module: setattr(module.trainer, "should_stop", True)),),
+            {},
+            "step 1: trainer.should_stop was set.",
+        ),
         ((Timer(timedelta(0)),), {}, "step 0: Timer: 0.0 s of training are over, so it stops."),
     ],
 )
@@ -78,3 +73,7 @@ def test_who_wants_no_bar_gets_no_lines(tmp_path, capsys):
     saved = ModelCheckpoint(tmp_path, "it", every_n_train_steps=1)
     assert lines(capsys, saved, max_steps=1, enable_checkpointing=True, enable_progress_bar=False) == []
     assert lines(capsys, ckpt_path=str(tmp_path / "it.ckpt"), max_steps=2, enable_progress_bar=False) == []
+
+
+def test_a_run_to_its_last_epoch_says_nothing(capsys):
+    assert lines(capsys, max_epochs=1) == []

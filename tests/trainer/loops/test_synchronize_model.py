@@ -1,36 +1,36 @@
 """When a strategy whose ranks go their own ways is told to bring them together."""
 
+import pytest
 import torch
 
-from core import Callback, Fabric, Trainer
+from core import Fabric, Trainer
+from core.callbacks import LambdaCallback
 from core.strategies import SingleDeviceStrategy
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import QUIET, At, Net, batches
 
 
-class Notes(Callback):
-    def __init__(self):
-        self.events = []
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        self.events.append("step")
-
-    def on_validation_start(self, trainer, module):
-        self.events.append("validation")
-
-    def on_save_checkpoint(self, trainer, module, checkpoint):
-        self.events.append("save")
-
-    def on_train_end(self, trainer, module):
-        self.events.append("end")
+@pytest.fixture
+def events():
+    return []
 
 
-class Noting(SingleDeviceStrategy):
-    def __init__(self, events, **parts):
-        super().__init__(**parts)
-        self.events = events
+@pytest.fixture
+def strategy(events):
+    class Noting(SingleDeviceStrategy):
+        def synchronize_model(self):
+            events.append("synchronize")
 
-    def synchronize_model(self):
-        self.events.append("synchronize")
+    return Noting()
+
+
+@pytest.fixture
+def notes(events):
+    return LambdaCallback(
+        on_train_batch_end=lambda *_: events.append("step"),
+        on_validation_start=lambda *_: events.append("validation"),
+        on_save_checkpoint=lambda *_: events.append("save"),
+        on_train_end=lambda *_: events.append("end"),
+    )
 
 
 class Validated(Net):
@@ -38,41 +38,21 @@ class Validated(Net):
         self.log("mean", batch.mean())
 
 
-def fitted(**options):
-    notes = Notes()
-    trainer = Trainer(**{**QUIET, "strategy": Noting(notes.events), "callbacks": notes, "max_epochs": 1, **options})
+def test_before_validation_and_when_training_ends_and_before_a_late_checkpoint(events, strategy, notes, tmp_path):
+    trainer = Trainer(**QUIET, strategy=strategy, callbacks=notes, max_epochs=1)
     trainer.fit(Validated(), batches(2), batches(1))
-    return trainer, notes.events
-
-
-def test_before_validation_and_when_training_ends():
-    assert fitted()[1] == ["step", "step", "synchronize", "validation", "synchronize", "end"]
-
-
-def test_when_a_limit_in_steps_ends_training():
-    assert fitted(max_steps=1)[1] == ["step", "synchronize", "end"]
-
-
-def test_before_a_checkpoint_of_the_trainer(tmp_path):
-    trainer, events = fitted()
-    del events[:]
+    assert events == ["step", "step", "synchronize", "validation", "synchronize", "end"]
     trainer.save_checkpoint(tmp_path / "late.ckpt")
-    assert events[:1] == ["synchronize"]
+    assert events[6:] == ["synchronize", "save"]
 
 
-def test_callbacks_write_what_holds_afterwards(tmp_path):
-    class Saves(Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            trainer.save_checkpoint(tmp_path / "now.ckpt")
-
-    notes = Notes()
-    trainer = Trainer(**{**QUIET, "strategy": Noting(notes.events), "callbacks": [Saves(), notes], "max_steps": 1})
-    trainer.fit(Net(), batches(2))
-    assert notes.events == ["synchronize", "save", "step", "synchronize", "end"]
+def test_callbacks_write_what_holds_afterwards(events, strategy, notes, tmp_path):
+    saves = At("on_train_batch_end", lambda module: module.trainer.save_checkpoint(tmp_path / "now.ckpt"))
+    Trainer(**QUIET, strategy=strategy, callbacks=[saves, notes], max_steps=1).fit(Net(), batches(2))
+    assert events == ["synchronize", "save", "step", "synchronize", "end"]
 
 
-def test_before_a_checkpoint_of_fabric(tmp_path):
-    events = []
-    fabric = Fabric(strategy=Noting(events), accelerator="cpu")
+def test_before_a_checkpoint_of_fabric(events, strategy, tmp_path):
+    fabric = Fabric(strategy=strategy, accelerator="cpu")
     fabric.save(tmp_path / "model.ckpt", {"model": fabric.setup(torch.nn.Linear(1, 1))})
     assert events == ["synchronize"]

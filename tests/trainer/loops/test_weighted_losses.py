@@ -5,9 +5,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from core import Callback, Fabric, ModuleError, Trainer
+from core.callbacks import LambdaCallback
+from core_testing import in_one_process
 from support.global_batches import close
 from support.small_nets import QUIET
-from trainer.loops.items import ByHand, Net, Samples, by_fabric, by_hand, weights_of
+from trainer.loops.items import Net, Samples, by_hand, weights_of
 
 pytestmark = pytest.mark.numbers
 
@@ -23,14 +25,34 @@ def fit(module, *, batch_size=2, window=1, **options):
     [lambda number: number, int, lambda number: float(number) * 1e12, lambda number: number.numpy()[()]],
     ids=["tensor", "int", "large", "numpy"],
 )
-@pytest.mark.parametrize("window", [1, 3])
-def test_a_step_learns_from_the_mean_over_all_items(window, weigh):
+def test_a_step_learns_from_the_mean_over_all_items(weigh):
     """Batches of one sample, of which some have no item: those are skipped, although their loss is NaN."""
     module = Net(weigh)
-    fit(module, batch_size=1, window=window)
-    weights, means = by_hand(window)
+    fit(module, batch_size=1, window=3)
+    weights, means = by_hand(3)
     assert weights_of(module) == close(weights)
     assert module.means == close(means)
+
+
+def means_of_steps(num_ranks):
+    class Stepwise(Net):
+        def training_step(self, batch, batch_idx):
+            output = super().training_step(batch, batch_idx)
+            self.log("now", output["loss"], sync_dist=True)
+            return output
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            steps.append(self.trainer.callback_metrics["now"].item())
+
+    steps = []
+    strategy = "ddp" if num_ranks > 1 else "auto"
+    fit(Stepwise(), batch_size=6 // num_ranks, devices=num_ranks, strategy=strategy, max_epochs=1)
+    return steps
+
+
+def test_the_mean_of_a_step_over_ranks_is_that_of_all_items():
+    expected = close(means_of_steps(1))
+    assert in_one_process(means_of_steps, 3, ranks=3) == [expected] * 3
 
 
 @pytest.mark.parametrize(
@@ -73,31 +95,18 @@ def test_a_weight_with_some_losses_and_not_with_others_is_refused(first):
         fit(Partly())
 
 
-@pytest.mark.parametrize("window", [1, 3])
-def test_loops_by_hand_learn_from_the_mean_over_all_items(window):
-    weights, means = by_hand(window)
-    module = ByHand(window)
-    fit(module, batch_size=1)
-    assert weights_of(module) == close(weights)
-    assert module.means == close(means)
-    assert by_fabric(Fabric(accelerator="cpu"), 1, window) == close(weights)
-
-
-class Looks(Callback):
-    """The norms that hooks see in each step."""
-
-    def __init__(self):
-        self.norms = {"on_after_backward": [], "on_before_optimizer_step": []}
-
-    def note(self, hook, module):
-        self.norms[hook].append(sum(float(part.grad.square().sum()) for part in module.parameters()) ** 0.5)
+class Norms(Callback):
+    """The norm of the gradient before each step, and after the last backward."""
 
     def on_after_backward(self, trainer, module):
-        if (trainer.progress.batch + 1) % 2 == 0:
-            self.note("on_after_backward", module)
+        self.after_backward = norm_of(module)
 
     def on_before_optimizer_step(self, trainer, module, optimizer):
-        self.note("on_before_optimizer_step", module)
+        self.before_step = norm_of(module)
+
+
+def norm_of(module):
+    return sum(float(part.grad.square().sum()) for part in module.parameters()) ** 0.5
 
 
 def test_hooks_and_clipping_see_the_gradient_of_all_items():
@@ -106,9 +115,9 @@ def test_hooks_and_clipping_see_the_gradient_of_all_items():
     expected.mean_of(batch)[0].backward()
     norm = torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.01).item()
     expected.configure_optimizers().step()
-    module, looks = Net(optimizer=torch.optim.SGD), Looks()
-    fit(module, window=2, max_steps=1, max_epochs=-1, callbacks=looks, gradient_clip_val=0.01)
-    assert looks.norms == {"on_after_backward": [close(norm)], "on_before_optimizer_step": [close(norm)]}
+    module, norms = Net(optimizer=torch.optim.SGD), Norms()
+    fit(module, window=2, max_steps=1, max_epochs=-1, callbacks=norms, gradient_clip_val=0.01)
+    assert (norms.after_backward, norms.before_step) == (close(norm), close(norm))
     assert weights_of(module) == close(weights_of(expected))
 
 
@@ -119,9 +128,9 @@ def test_an_optimizer_that_evaluates_the_loss_has_the_same_mean(optimizer):
             optimizer.step(closure=optimizer_closure)
 
     module, whole = Own(optimizer=optimizer), Own(lambda _: None, optimizer=optimizer)
-    fit(module, batch_size=4, max_epochs=1)
-    whole.on_train_epoch_end = None
-    Trainer(**QUIET, max_epochs=1).fit(whole, DataLoader(Samples(), batch_size=4))
+    for each in (module, whole):
+        each.on_train_epoch_end = None
+        fit(each, batch_size=4, max_epochs=1)
     assert weights_of(module) == close(weights_of(whole))
 
 
@@ -184,30 +193,27 @@ def test_gradients_may_be_looked_at_within_a_window():
         optimizer.step()
         return weights_of(module), norms
 
-    first, second, third = list(DataLoader(Samples(), batch_size=7))[:3]
-    both, all_ = (
-        [torch.cat(parts) for parts in zip(*group, strict=True)] for group in ((first, second), (first, second, third))
-    )
-    weights, norms = trained(first, second, third)
-    assert weights == close(trained(all_)[0])
-    assert norms == [close(trained(batch)[1][0]) for batch in (first, both, all_)]
+    first, second = list(DataLoader(Samples(), batch_size=7))[:2]
+    both = [torch.cat(parts) for parts in zip(first, second, strict=True)]
+    weights, norms = trained(first, second)
+    whole, (norm,) = trained(both)
+    assert weights == close(whole)
+    assert norms == [close(trained(first)[1][0]), close(norm)]
 
 
-@pytest.mark.parametrize("clear", ["optimizer", "model", "module", "parameters"])
-def test_a_window_that_is_cleared_counts_no_more(clear):
+@pytest.mark.parametrize("clears", ["optimizer", "model", "module", "parameters"])
+def test_a_window_that_is_cleared_counts_no_more(clears):
     def trained(*batches):
         module = Net()
         fabric = Fabric(accelerator="cpu")
         model, optimizer = fabric.setup(module, module.configure_optimizers())
-        for number, batch in enumerate(batches, start=1):
+        for batch in batches:
+            if clears == "parameters":
+                module.layer.weight.grad = module.layer.bias.grad = None
+            else:
+                {"optimizer": optimizer, "model": model, "module": module}[clears].zero_grad()
             loss, num_items = model.mean_of(batch)
             fabric.backward(loss, weight=num_items)
-            if number < len(batches):
-                clears = {"optimizer": optimizer, "model": model, "module": module}.get(clear)
-                for part in model.parameters() if clears is None else ():
-                    part.grad = None
-                if clears is not None:
-                    clears.zero_grad()
         optimizer.step()
         return weights_of(module)
 
@@ -232,13 +238,12 @@ def test_a_loop_by_hand_gives_all_losses_a_weight_or_none():
 def test_a_resumed_run_has_the_same_bits(tmp_path):
     """It begins with another reference than the one that goes on, and both are powers of two."""
 
-    class Saves(Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            if trainer.global_step == 2:
-                trainer.save_checkpoint(tmp_path / "two.ckpt")
+    def save(trainer, *_):
+        if trainer.global_step == 2:
+            trainer.save_checkpoint(tmp_path / "two.ckpt")
 
     whole, resumed = Net(), Net()
-    fit(whole, window=3, callbacks=Saves())
+    fit(whole, window=3, callbacks=LambdaCallback(on_train_batch_end=save))
     trainer = Trainer(**QUIET, max_epochs=2, accumulate_grad_batches=3)
     trainer.fit(resumed, DataLoader(Samples(), batch_size=2), ckpt_path=tmp_path / "two.ckpt")
     assert weights_of(resumed) == weights_of(whole)

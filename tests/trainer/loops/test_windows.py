@@ -1,12 +1,13 @@
 """The last window of an epoch, and the number of batches, for each kind of loader that a user may pass."""
 
 import os
+from itertools import chain
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
-from core import CombinedLoader, Fabric, Module, Trainer
+from core import CombinedLoader, ConfigurationError, Fabric, Module, Trainer
 from core.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from core_testing import in_one_process
 from support.small_nets import QUIET
@@ -45,65 +46,50 @@ def rows(num):
     return torch.arange(1.0, num + 1, dtype=torch.float64).reshape(-1, 1)
 
 
+def each(num=11, size=2):
+    return list(rows(num).split(size))
+
+
 class Stream(IterableDataset):
-    def __init__(self, num):
+    def __init__(self, num=11):
         self.num = num
 
     def __iter__(self):
         return iter(rows(self.num))
 
 
-class Sized(Stream):
-    says = None
-
+class Optimist(Stream):
     def __len__(self):
-        return self.says or self.num
-
-
-class Optimist(Sized):
-    says = 100
+        return 100
 
 
 class Own:
-    """Batches of a class of the user's own."""
+    """Batches of a class of the user's own, which is wrong about their number."""
 
-    def __init__(self, batches, says=None):
-        self.batches, self.says = batches, says or len(batches)
+    def __init__(self, batches):
+        self.batches = batches
 
     def __len__(self):
-        return self.says
+        return 9
 
     def __iter__(self):
         return iter(self.batches)
 
 
-def each(num=11, size=2):
-    return list(rows(num).split(size))
-
-
 ALONE = {
-    "map-style": lambda: DataLoader(TensorDataset(rows(11)), 2),
-    "stream": lambda: DataLoader(Stream(11), 2),
-    "stream with a length": lambda: DataLoader(Sized(11), 2),
-    "stream with a wrong length": lambda: DataLoader(Optimist(11), 2),
-    "list": each,
-    "own": lambda: Own(each()),
-    "own with a wrong length": lambda: Own(each(), says=9),
-    "map-style without batches": lambda: DataLoader(each(), batch_size=None),
-    "batch sampler": lambda: DataLoader(
+    "map-style": DataLoader(TensorDataset(rows(11)), 2),
+    "stream": DataLoader(Stream(), 2),
+    "stream with a wrong length": DataLoader(Optimist(), 2),
+    "list": each(),
+    "own with a wrong length": Own(each()),
+    "batch sampler": DataLoader(
         TensorDataset(rows(11)), batch_sampler=BatchSampler(SequentialSampler(range(11)), 2, drop_last=False)
     ),
-}
-TOGETHER = {
-    "dict": lambda: {"a": DataLoader(TensorDataset(rows(12)), 2), "b": DataLoader(TensorDataset(rows(4)), 2)},
-    "min_size": lambda: CombinedLoader([DataLoader(TensorDataset(rows(12)), 2), each(20)]),
-    "sequential": lambda: CombinedLoader([each(4), DataLoader(Stream(8), 2)], "sequential"),
 }
 
 
 def gradients(loader, **options):
-    trainer = Trainer(**{"accumulate_grad_batches": 4, **QUIET, **options})
-    trainer.fit(net := Net(), loader)
+    Trainer(**{"accumulate_grad_batches": 4, **QUIET, **options}).fit(net := Net(), loader)
     return net.gradients
 
 
@@ -111,37 +97,51 @@ def gradients(loader, **options):
 @pytest.mark.parametrize("name", ALONE)
 def test_the_last_window_is_the_mean_over_its_samples(name):
     """11 samples in batches of 2: a window of 8, and one of 2 and 1. Each is a mean over samples, not over batches."""
-    found = gradients(ALONE[name]())
-    if name == "map-style without batches":  # a batch is a sample there, as the sampler sees it
-        assert found == pytest.approx([4.5, (9.5 + 11) / 2] * 2)
-    else:
-        assert found == pytest.approx([4.5, 10.0] * 2)
+    assert gradients(ALONE[name]) == pytest.approx([4.5, 10.0] * 2)
 
 
-@pytest.mark.parametrize(("name", "last"), [("dict", 10.5), ("min_size", 10.5), ("sequential", 6.5)])
-def test_batches_of_several_loaders_weigh_alike_in_a_short_window(name, last):
-    found = gradients(TOGETHER[name]())
-    assert found == pytest.approx([2.5 if name == "sequential" else 4.5, last] * 2)
+@pytest.mark.parametrize(
+    ("loader", "first", "last"),
+    [
+        ({"a": DataLoader(TensorDataset(rows(12)), 2), "b": DataLoader(TensorDataset(rows(4)), 2)}, 4.5, 10.5),
+        (CombinedLoader([DataLoader(TensorDataset(rows(12)), 2), each(20)]), 4.5, 10.5),
+        (CombinedLoader([each(4), DataLoader(rows(8), 2)], "sequential"), 2.5, 6.5),
+        (DataLoader(each(), batch_size=None), 4.5, 10.25),  # a batch is a sample there, as the sampler sees it
+    ],
+    ids=["dict", "min_size", "sequential", "without batches"],
+)
+def test_batches_that_nobody_counts_the_samples_of_weigh_alike_in_a_short_window(loader, first, last):
+    assert gradients(loader) == pytest.approx([first, last] * 2)
 
 
 def gradients_on_ranks():
-    share = [batch for number, batch in enumerate(each(23)) if number % 2 == int(os.environ["RANK"])]
-    loaders = {"list": share, "own": Own(share), "own with a wrong length": Own(share, says=9)}
-    options = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False}
-    found = {name: gradients(loader, **options) for name, loader in loaders.items()}
-    several = {"a": DataLoader(rows(24), 2), "b": DataLoader(rows(4), 2)}
-    return found, gradients(several, devices=2, strategy="ddp")
+    rank = int(os.environ["RANK"])
+    shares = [each(23)[rank::2], Own(each(23)[rank::2]), DataLoader(Stream((10, 2)[rank]), 2)]
+    options = {"devices": 2, "strategy": "ddp"}
+    several = gradients({"a": DataLoader(rows(24), 2), "b": DataLoader(rows(4), 2)}, **options)
+    return *(gradients(share, use_distributed_sampler=False, **options) for share in shares), several
 
 
 def test_two_ranks_have_the_windows_of_one_device():
-    for found, several in in_one_process(gradients_on_ranks):
-        assert found == {name: pytest.approx([8.5, 20.0] * 2) for name in found}
+    for listed, own, uneven, several in in_one_process(gradients_on_ranks):
+        assert listed == own == pytest.approx([8.5, 20.0] * 2)
+        assert uneven == pytest.approx([3.9, 9.5] * 2), "the second rank has no batch in the second window"
         assert several == pytest.approx([8.5, 20.5] * 2)
+
+
+def refused_stream():
+    share = DataLoader(Stream((3, 0)[int(os.environ["RANK"])]), 2)
+    with pytest.raises(ConfigurationError, match=r"gave no batch in this epoch on 1 of 2 ranks .*: 1\)"):
+        gradients(share, devices=2, strategy="ddp", use_distributed_sampler=False)
+
+
+def test_a_rank_without_any_batch_is_refused_on_all():
+    in_one_process(refused_stream)
 
 
 def test_a_window_is_read_when_its_first_step_is_due():
     """Between two windows no batch is held, so that a position that is saved there is the loop's."""
-    read = []
+    read, held = [], []
 
     class Noting(Net):
         def on_train_batch_end(self, outputs, batch, batch_idx):
@@ -152,23 +152,19 @@ def test_a_window_is_read_when_its_first_step_is_due():
             read.append(batch)
             yield batch
 
-    held = []
     Trainer(accumulate_grad_batches=2, **{**QUIET, "max_epochs": 1}).fit(Noting(), batches())
     assert held == [(0, 2), (1, 2), (2, 4), (3, 4), (4, 5)]
 
 
-@pytest.mark.parametrize("loader", [DataLoader(Stream(11), 2), DataLoader(Sized(11), 2)], ids=["stream", "sized"])
-def test_a_loop_of_ones_own_has_these_windows_too(loader):
-    fabric = Fabric(accelerator="cpu", devices=1)
-    loader = fabric.setup_dataloaders(loader, global_batch_size=8)
+def test_a_loop_of_ones_own_has_these_windows_too():
+    loader = Fabric(accelerator="cpu", devices=1).setup_dataloaders(DataLoader(Stream(), 2), global_batch_size=8)
     steps, total = [], 0.0
-    for _ in range(2):
-        for batch in loader:
-            total += batch.mean().item() * loader.loss_weight
-            if loader.ends_window:
-                steps.append(total)
-                total = 0.0
-    assert steps == pytest.approx([4.5, 10.0] * 2)
+    for batch in loader:
+        total += batch.mean().item() * loader.loss_weight
+        if loader.ends_window:
+            steps.append(total)
+            total = 0.0
+    assert steps == pytest.approx([4.5, 10.0])
 
 
 # the rest of an epoch that is left out -------------------------------------------------------------------------------
@@ -256,7 +252,7 @@ class Redrawn:
         yield from self.made
 
 
-class Growing(torch.utils.data.Dataset):
+class Growing(Dataset):
     epoch = 0
 
     def set_epoch(self, epoch):
@@ -269,107 +265,72 @@ class Growing(torch.utils.data.Dataset):
         return torch.tensor(float(index))
 
 
-def seen_by_epoch(make, **options):
-    trainer = Trainer(**{**QUIET, "max_epochs": 3, "accumulate_grad_batches": 2, **options})
-    trainer.fit(net := Net(), make())
-    return [sorted(number for epoch, number in net.seen if epoch == which) for which in range(3)], net.gradients
+def seen_by_epoch(loader, num_ranks):
+    trainer = Trainer(
+        **{**QUIET, "max_epochs": 3, "accumulate_grad_batches": 2, "devices": num_ranks, "strategy": "ddp"}
+    )
+    trainer.fit(net := Net(), loader)
+    return net.seen
 
 
-def by_tokens():
-    return DataLoader(torch.arange(12.0), batch_sampler=ByTokens())
-
-
-def redrawn():
-    return DataLoader(torch.arange(12.0), batch_sampler=Redrawn())
-
-
-def growing():
-    return DataLoader(Growing(), 3, shuffle=True)
-
-
-MAKES = [by_tokens, redrawn, growing]
-WHOLE = {"by_tokens": [12] * 3, "redrawn": [12] * 3, "growing": [6, 6, 12]}
-
-
-@pytest.mark.parametrize("make", MAKES, ids=WHOLE)
-def test_the_number_of_batches_is_asked_for_in_each_epoch(make):
-    seen, gradients = seen_by_epoch(make)
-    assert seen == [list(map(float, range(num))) for num in WHOLE[make.__name__]]
-    if make is by_tokens:
-        assert gradients[:2] == pytest.approx([3.5, 9.5]), "a window of two batches of 4, and one of one"
-
-
-def seen_on_ranks():
-    return [seen_by_epoch(make, devices=2, strategy="ddp")[0] for make in MAKES]
-
-
-def test_ranks_ask_in_each_epoch():
-    both = in_one_process(seen_on_ranks)
-    for number, make in enumerate(MAKES):
-        for epoch, num in enumerate(WHOLE[make.__name__]):
-            seen = {sample for found in both for sample in found[number][epoch]}
-            assert seen == set(map(float, range(num))), (make, epoch)
-
-
-def test_several_loaders_are_asked_in_each_epoch():
-    net, loaders = Net(), {"a": by_tokens(), "b": DataLoader(torch.arange(2.0))}
-    Trainer(**{**QUIET, "max_epochs": 3}).fit(net, loaders)
-    assert [sum(epoch == which for epoch, _ in net.seen) for which in range(3)] == [12] * 3
-
-
-def validated(limit):
-    data, counts = [torch.zeros(1)] * 4, []
-
-    class Counting(Net):
-        def on_validation_epoch_end(self):
-            data.extend([torch.zeros(1)] * 4)
-
-    class Noting(Counting):
-        def on_train_epoch_end(self):
-            counts.append(self.trainer.callback_metrics["num_samples"].item())
-
-    Trainer(**{**QUIET, "max_epochs": 3, "limit_val_batches": limit}).fit(Noting(), each(2), DataLoader(data, 2))
-    return counts
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: DataLoader(torch.arange(12.0), batch_sampler=ByTokens()), [12, 12, 12]),
+        (lambda: DataLoader(torch.arange(12.0), batch_sampler=Redrawn()), [12, 12, 12]),
+        (lambda: DataLoader(Growing(), 3, shuffle=True), [6, 6, 12]),
+        (
+            lambda: {"a": DataLoader(torch.arange(12.0), batch_sampler=ByTokens()), "b": DataLoader(torch.ones(2))},
+            [12, 12, 12],
+        ),
+    ],
+    ids=["by tokens", "redrawn", "growing", "several"],
+)
+def test_the_number_of_batches_is_asked_for_in_each_epoch(make, expected, num_ranks):
+    seen = chain.from_iterable(in_one_process(seen_by_epoch, make(), num_ranks, ranks=num_ranks))
+    assert set(seen) == {(epoch, number) for epoch, num in enumerate(expected) for number in range(num)}
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, [4, 8, 12]), (0.5, [2, 4, 6]), (3, [4, 6, 6])])
 def test_validation_data_may_grow(limit, expected):
-    assert validated(limit) == expected
+    data, counts = [torch.zeros(1)] * 4, []
+
+    class Growing(Net):
+        def on_validation_epoch_end(self):
+            data.extend([torch.zeros(1)] * 4)
+
+        def on_train_epoch_end(self):
+            counts.append(self.trainer.callback_metrics["num_samples"].item())
+
+    Trainer(**{**QUIET, "max_epochs": 3, "limit_val_batches": limit}).fit(Growing(), each(2), DataLoader(data, 2))
+    assert counts == expected
 
 
 # limits before a short last step -------------------------------------------------------------------------------------
 
 
 class Evaluated(Net):
-    test_step = Net.validation_step
+    def validation_step(self, batch, batch_idx):
+        self.log("num_samples", float(sum(map(len, batch)) if isinstance(batch, list) else len(batch)), reduce_fx="sum")
 
     def predict_step(self, batch, batch_idx):
         return batch
 
 
 def evaluated(num_ranks, limit, size):
-    names = ("limit_val_batches", "limit_test_batches", "limit_predict_batches")
-    strategy = {"strategy": "ddp"} if num_ranks > 1 else {}
-    trainer = Trainer(devices=num_ranks, **strategy, **{**QUIET, **dict.fromkeys(names, limit)})
-    loader = DataLoader(rows(5), size)
+    limits = dict.fromkeys(("limit_val_batches", "limit_predict_batches"), limit)
+    trainer = Trainer(devices=num_ranks, strategy="ddp" if num_ranks > 1 else "auto", **{**QUIET, **limits})
+    loader, net = DataLoader(rows(5), size), Evaluated()
     several = CombinedLoader([loader, loader], "max_size")
-    net, together = Evaluated(), seen_together(trainer, several)
-    validated, tested = trainer.validate(net, loader, verbose=False), trainer.test(net, loader, verbose=False)
-    return validated, tested, torch.cat(trainer.predict(net, loader)).flatten().tolist(), together
-
-
-def seen_together(trainer, loader):
-    class Together(Net):
-        def validation_step(self, batch, batch_idx):
-            self.log("num_samples", float(sum(map(len, batch))), reduce_fx="sum")
-
-    return trainer.validate(Together(), loader, verbose=False)
+    validated = [trainer.validate(net, each, verbose=False) for each in (loader, several)]
+    return validated, torch.cat(trainer.predict(net, loader)).flatten().tolist()
 
 
 @pytest.mark.parametrize("limit", [1, 0.5, None])
 def test_a_step_lends_nothing_to_one_that_is_not_run(limit):
     expected = evaluated(1, limit, 4)
-    assert expected[0] == [{"num_samples": 5.0 if limit is None else 4.0}]
+    assert expected[0][0] == [{"num_samples": 5.0 if limit is None else 4.0}]
     assert in_one_process(evaluated, 2, limit, 2)[0] == expected
 
 
@@ -387,17 +348,17 @@ def test_a_limited_step_of_several_training_loaders_lends_nothing():
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["trainer", "module"])
-@pytest.mark.parametrize(("schedule", "options"), [({0: 4, 2: 1}, {}), ({0: 4}, {}), ({1: 3}, {"max_steps": 10})])
+@pytest.mark.parametrize(("schedule", "options"), [({0: 4, 2: 1}, {}), ({1: 3}, {"max_steps": 10})])
 def test_the_estimate_of_steps_follows_a_schedule_of_windows(schedule, options, own):
     class Estimating(Net):
         def configure_callbacks(self):
-            return [GradientAccumulationScheduler(schedule)] if own else []
+            return callbacks if own else []
 
         def configure_optimizers(self):
             self.estimate = self.trainer.estimated_stepping_batches
             return super().configure_optimizers()
 
-    callbacks = [] if own else [GradientAccumulationScheduler(schedule)]
-    trainer = Trainer(callbacks=callbacks, **{**QUIET, "max_epochs": 4, **options})
+    callbacks = [GradientAccumulationScheduler(schedule)]
+    trainer = Trainer(callbacks=[] if own else callbacks, **{**QUIET, "max_epochs": 4, **options})
     trainer.fit(net := Estimating(), DataLoader(rows(9)))
     assert net.estimate == trainer.global_step

@@ -16,6 +16,9 @@ class Flat(Net):
         self.log("val_loss", 1.0)
 
 
+STOPPING = At("on_train_batch_end", lambda module: setattr(module.trainer, "should_stop", True))
+
+
 def lines(capsys, *callbacks, ckpt_path=None, stage="fit", **options):
     """What `stage` prints, a line a string, without the bar's."""
     shown = {**QUIET, "enable_progress_bar": True, "max_epochs": 5}
@@ -45,7 +48,7 @@ def test_early_stopping_says_which_value_and_what_is_saved(tmp_path, capsys):
         ((), {"max_steps": 4}, "step 4: max_steps=4."),
         ((), {"max_time": timedelta(microseconds=1)}, "step 0: max_time='0:00:00.000001' is over."),
         (
-            (At("on_train_batch_end", lambda module: setattr(module.trainer, "should_stop", True)),),
+            (STOPPING,),
             {},
             "step 1: trainer.should_stop was set.",
         ),

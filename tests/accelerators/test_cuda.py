@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from core.accelerators import Absent, Broken, CUDAAccelerator, Found, MPSAccelerator, find_usable_cuda_devices
+from core.accelerators.cuda_probe import probe
 from core.contract import DeviceError
-from core_testing import Backend
 
 without_cuda = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a CUDA device")
 
@@ -50,21 +50,28 @@ def test_hidden_devices_are_absent_and_not_broken(built_with_cuda, monkeypatch):
     assert CUDAAccelerator.detect() == Absent("CUDA_VISIBLE_DEVICES='' hides every GPU")
 
 
-def test_counted_devices_come_before_all_others(built_with_cuda, monkeypatch):
+@pytest.fixture
+def two_devices(built_with_cuda, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def test_counted_devices_come_before_all_others(two_devices):
     assert CUDAAccelerator.detect() == Found(2, priority=100)
     assert CUDAAccelerator().parse_devices(-1) == [0, 1]
     assert CUDAAccelerator().torch_devices([1]) == [torch.device("cuda", 1)]
     with pytest.raises(DeviceError, match="asks accelerator 'cuda' for device 2, but there are 2 here"):
         CUDAAccelerator().parse_devices([0, 2])
-    with pytest.raises(DeviceError, match="asks accelerator 'cuda' for device 5, but there are 2 here"):
-        CUDAAccelerator().parse_devices([5])
 
 
-@without_cuda
-def test_detection_does_not_initialize_cuda():
-    CUDAAccelerator.detect()
-    assert not torch.cuda.is_initialized()
+def test_devices_are_tried_until_enough_work(monkeypatch):
+    def zeros(size, device):
+        if device == "cuda:0":
+            raise RuntimeError("out of memory\nand more")
+        return torch.ones(size)
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    assert probe(3, 1) == ([1], {0: "out of memory"})
+    assert probe(3, -1) == ([1, 2], {0: "out of memory"})
 
 
 @without_cuda
@@ -83,49 +90,31 @@ def test_a_number_that_is_none(number):
 
 @pytest.mark.slow
 @without_cuda
-def test_each_device_is_tried_and_the_reasons_are_told(monkeypatch):
+def test_each_device_is_tried_and_the_reasons_are_told(two_devices):
     """Two devices are counted, and a real allocation fails on each, in the process that tries it."""
-    monkeypatch.setattr(CUDAAccelerator, "detect", classmethod(lambda cls: Found(2)))
-    with pytest.raises(DeviceError) as caught:
+    message = r"Expected 1 usable, and 0 of 2 can be used; device 0: .*; device 1: "
+    with pytest.raises(DeviceError, match=message):
         find_usable_cuda_devices(1)
-    assert "Expected 1 usable, and 0 of 2 can be used; device 0: " in str(caught.value)
-    assert "; device 1: " in str(caught.value)
     assert not torch.cuda.is_initialized()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.device_count(), reason="needs a CUDA device")
-def test_a_real_device():
-    Backend(lambda: "single_device").run(use_device)
+@pytest.fixture
+def metal(monkeypatch):
+    """A torch that was built with MPS, on a machine that has it."""
+    for name in ("is_built", "is_available"):
+        monkeypatch.setattr(torch.backends.mps, name, lambda: True)
 
 
-def use_device(rank):
-    assert 0 in find_usable_cuda_devices()
-    accelerator, device = CUDAAccelerator(), torch.device("cuda:0")
-    accelerator.setup_device(device)
-    block = torch.ones(2**20, device=device)
-    accelerator.synchronize(device)
-    assert accelerator.memory_stats(device)["allocated_bytes"] >= block.nbytes
-    state = accelerator.get_rng_state(device)
-    drawn = torch.rand(4, device=device)
-    accelerator.set_rng_state(state, device)
-    assert torch.equal(torch.rand(4, device=device), drawn)
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("is_built", "this torch was built without MPS"), ("is_available", "this machine has no Metal GPU")],
+)
+def test_a_machine_without_metal(metal, monkeypatch, name, reason):
+    monkeypatch.setattr(torch.backends.mps, name, lambda: False)
+    assert MPSAccelerator.detect() == Absent(reason)
 
 
-@pytest.mark.skipif(torch.backends.mps.is_built(), reason="this torch was built with MPS")
-def test_a_torch_without_mps():
-    assert MPSAccelerator.detect() == Absent("this torch was built without MPS")
-
-
-def test_a_machine_without_metal(monkeypatch):
-    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: True)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    assert MPSAccelerator.detect() == Absent("this machine has no Metal GPU")
-
-
-def test_a_machine_with_metal_has_one_gpu(monkeypatch):
-    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: True)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+def test_a_machine_with_metal_has_one_gpu(metal):
     assert MPSAccelerator.detect() == Found(1, priority=90)
     for devices in (1, -1, "auto", [0]):
         assert MPSAccelerator().torch_devices(MPSAccelerator().parse_devices(devices)) == [torch.device("mps", 0)]

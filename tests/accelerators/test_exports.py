@@ -29,9 +29,9 @@ def test_every_public_name_is_there(package):
     assert dir(package) == package.__all__
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
-def test_the_package_itself_imports_no_torch(package):
-    program = f"import sys, {package.__name__}; print('torch' in sys.modules)"
+def test_the_packages_themselves_import_no_torch():
+    names = ", ".join(package.__name__ for package in PACKAGES)
+    program = f"import sys, {names}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -119,10 +119,8 @@ def test_the_cpu_behind_the_generic_class():
         device_type = "cpu"
 
     accelerator, device = Processor(), torch.device("cpu", 0)
-    accelerator.setup()
     accelerator.setup_device(device)
     accelerator.synchronize(device)
-    assert Processor.detect().count == 1
-    assert accelerator.memory_stats(device) == {}
-    assert accelerator.get_rng_state(device) is None
     accelerator.set_rng_state(torch.zeros(0, dtype=torch.uint8), device)
+    assert Processor.detect().count == 1
+    assert (accelerator.memory_stats(device), accelerator.get_rng_state(device)) == ({}, None)

@@ -12,12 +12,13 @@ from torch.utils.data import DataLoader
 from core import Fabric, Module, ModuleError, ReplicasDifferError
 from core_ddp import DDPStrategy
 from core_testing import Backend
+from core_testing.waiting import slowness
 
 DATA = torch.linspace(-1, 1, 128).reshape(-1, 2)
 
 
 class Net(Module):
-    def __init__(self, batches="own", backward="manual_backward"):
+    def __init__(self, batches="own", backward="automatic"):
         super().__init__()
         torch.manual_seed(0)
         self.batches, self.backward_by, self.automatic_optimization = batches, backward, backward == "automatic"
@@ -33,12 +34,8 @@ class Net(Module):
         loss = self.net(batch).square().mean()
         if self.automatic_optimization:
             return loss
-        self.optimizers().zero_grad()
-        if self.backward_by == "backward":
-            loss.backward()
-        else:
-            self.manual_backward(loss)
-        return self.optimizers().step()
+        loss.backward() if self.backward_by == "backward" else self.manual_backward(loss)
+        self.optimizers().step()
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
@@ -55,12 +52,13 @@ def fit(rank, *arguments, ignored=()):
     return trainer.global_step, None
 
 
-def backend(strategy="ddp"):
-    return Backend(lambda: strategy, num_processes=2)
+def run(make, function, *arguments, **options):
+    strategy = make if callable(make) else lambda: make
+    return Backend(strategy, num_processes=2, in_process=True).run(partial(function, **options), *arguments)
 
 
 def test_a_loss_that_ddp_does_not_see_is_found():
-    for step, error in backend().run(fit, "none", "backward"):
+    for step, error in run("ddp", fit, "none", "backward"):
         assert step <= 1
         assert error.startswith("After step 1 ranks 0, 1 differ from each other, and no majority says which")
         assert "isn't alike is the parameter 'net.0.weight'" in error
@@ -69,7 +67,7 @@ def test_a_loss_that_ddp_does_not_see_is_found():
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "parallel"])
 def test_a_buffer_that_follows_a_ranks_batches_is_named_with_the_cure(strategy):
-    for step, error in backend(strategy).run(fit, "own", "automatic"):
+    for step, error in run(strategy, fit):
         assert step <= 1
         assert "isn't alike is the buffer 'seen'" in error
         assert 'self.trainer.strategy.reduce(load, reduce_op="sum")' in error
@@ -82,23 +80,21 @@ def test_a_buffer_that_follows_a_ranks_batches_is_named_with_the_cure(strategy):
         ("ddp", "none", ()),
         ("ddp", "own, not saved", ()),
         ("ddp", "own", ["seen"]),
-        (DDPStrategy(forward_sync_buffers=False), "own", ()),
-        ("ddp", "of all ranks", ()),
+        (partial(DDPStrategy, forward_sync_buffers=False), "own", ()),
         ("fsdp", "of all ranks", ()),
         ("parallel", "of all ranks", ()),
     ],
 )
-def test_what_ranks_may_have_for_themselves_is_left_alone(strategy, batches, ignored):
-    for backward in ("automatic", "manual_backward"):
-        assert backend(strategy).run(partial(fit, ignored=ignored), batches, backward) == [(4, None)] * 2
+@pytest.mark.parametrize("backward", ["automatic", "manual_backward"])
+def test_what_ranks_may_have_for_themselves_is_left_alone(strategy, batches, ignored, backward):
+    assert run(strategy, fit, batches, backward, ignored=ignored) == [(4, None)] * 2
 
 
-def train(rank, how, skips=False):
+def train(rank, how):
     torch.manual_seed(0)
     fabric = rank.fabric()
     module = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    model, optimizer = fabric.setup(module, optimizer)
+    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
     if how == "another rate":
         optimizer.param_groups[0]["lr"] *= 1 + fabric.global_rank
     ema = copy.deepcopy(model)
@@ -107,10 +103,10 @@ def train(rank, how, skips=False):
             ema(batch)
             output = module[0](batch) if how == "a layer" else model(batch)
             fabric.backward(output.square().mean())
-            if not (skips and fabric.global_rank):
+            if how != "skips" or fabric.global_rank == 0:
                 optimizer.step()
             optimizer.zero_grad()
-    except ReplicasDifferError as error:
+    except Exception as error:  # also the lost connection, on a rank that has left its steps out
         return str(error)
     finally:
         fabric.teardown()
@@ -124,30 +120,29 @@ def train(rank, how, skips=False):
     ],
 )
 def test_fabrics_own_loops_are_watched(how, tensor, cause):
-    for error in backend().run(train, how):
+    for error in run("ddp", train, how):
         assert f"the first tensor that isn't alike is {tensor}" in error
         assert cause in error
-    assert backend().run(train, "right") == [None, None]
+
+
+def test_a_loop_whose_ranks_stay_alike_goes_on():
+    assert run("ddp", train, "right") == [None, None]
 
 
 def test_a_rank_that_leaves_out_steps_ends_the_run():
     """And makes no collective of the others' wait for it."""
-    found = Backend(lambda: DDPStrategy(timeout=timedelta(seconds=6)), num_processes=2).run(train_or_say, True)
+    timeout = timedelta(seconds=6 * slowness())
+    found = Backend(lambda: DDPStrategy(timeout=timeout), num_processes=2).run(train, "skips")
     assert "Rank 0 has made 1 optimizer steps, and these ranks haven't come to that: 1. All make the same" in found[0]
-
-
-def train_or_say(rank, skips):
-    try:
-        return train(rank, "right", skips)
-    except Exception as error:  # the lost connection, on the rank that has left its steps out
-        return str(error)
 
 
 class Noting(DDPStrategy):
     """Notes at which steps ranks are compared."""
 
+    compared = ()
+
     def all_gather(self, tensor, group=None, sync_grads=False):
-        self.compared = [*getattr(self, "compared", []), self.session._alike._num_steps]
+        self.compared += (self.session._alike._num_steps,)
         return super().all_gather(tensor, group, sync_grads)
 
 
@@ -161,8 +156,7 @@ def steps_compared(rank):
 
 
 def test_ranks_are_compared_seldom():
-    first = [2**power for power in range(11)]
-    assert Backend(Noting, num_processes=2).run(steps_compared) == [[*first, 2048]] * 2
+    assert run(Noting, steps_compared) == [(*(2**power for power in range(11)), 2048)] * 2
 
 
 @pytest.mark.parametrize("keeps", [True, False])

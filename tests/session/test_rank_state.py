@@ -11,13 +11,10 @@ from core.strategies import ParallelStrategy, SingleDeviceStrategy
 from core_testing import Backend
 from support.small_nets import QUIET, At, Net, batches
 
-IOS = {"sharded": DistributedCheckpointIO, "full": TorchCheckpointIO}
-
 
 class Keeps(ParallelStrategy):
     """Has a tensor and a number on each rank; the ranks' tensors differ in shape."""
 
-    launcher_name = "fork"
     rest = None
 
     @property
@@ -32,42 +29,51 @@ class Keeps(ParallelStrategy):
         self.rest = state
 
 
-def save(rank, path, io):
-    fabric, module = rank.fabric(Keeps(checkpoint_io=io())), torch.nn.Linear(1, 1)
+def set_up(rank):
+    fabric, module = rank.fabric(), torch.nn.Linear(1, 1)
     model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-    fabric.save(path, {"model": model, "nested": {"optimizer": [optimizer]}})
-    fabric.save(f"{path}-weights", {"model": model})
+    return fabric, {"model": model, "nested": {"optimizer": [optimizer]}}
 
 
-def load(rank, path, strategy):
-    fabric, module = rank.fabric(strategy), torch.nn.Linear(1, 1)
-    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+def save(rank, path):
+    fabric, state = set_up(rank)
+    fabric.save(path, state)
+    fabric.save(f"{path}-weights", {"model": state["model"]})
+
+
+def load(rank, path):
+    fabric, state = set_up(rank)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        left = fabric.load(path, {"model": model, "nested": {"optimizer": [optimizer]}})
-    assert left == {}
+        assert fabric.load(path, state) == {}
     return getattr(fabric.strategy, "rest", None), [str(warning.message) for warning in caught]
 
 
-def in_processes(number):
-    return Backend(lambda: "single_device", num_processes=number)
+def run(function, path, num_ranks, make):
+    return Backend(make, num_processes=num_ranks, in_process=True).run(function, path)
 
 
-@pytest.mark.parametrize("layout", IOS)
-def test_each_rank_gets_its_own_back(tmp_path, layout):
-    path, io = tmp_path / "saved", IOS[layout]
-    in_processes(2).run(save, path, io)
-    for rank, (rest, said) in enumerate(in_processes(2).run(load, path, Keeps(checkpoint_io=io()))):
+@pytest.mark.parametrize("io", [DistributedCheckpointIO, TorchCheckpointIO])
+def test_each_rank_gets_its_own_back(tmp_path, io):
+    def make():
+        return Keeps(checkpoint_io=io())
+
+    path = tmp_path / "saved"
+    run(save, path, 2, make)
+    for rank, (rest, said) in enumerate(run(load, path, 2, make)):
         assert torch.equal(rest["rest"]["weight"], torch.full((2 + rank, 3), float(rank)))
         assert rest["scalar"].item() == rest["count"] == rank
         assert said == []
-    ((rest, said),) = in_processes(1).run(load, path, Keeps(checkpoint_io=io()))
-    assert rest is None
-    assert said == [
-        "2 ranks have saved what each keeps for itself, such as the rest of a compression, and here are 1: it begins "
-        "anew. In 2 processes the run goes on exactly."
+    assert run(load, path, 1, make) == [
+        (
+            None,
+            [
+                "2 ranks have saved what each keeps for itself, such as the rest of a compression, and here are 1: it "
+                "begins anew. In 2 processes the run goes on exactly."
+            ],
+        )
     ]
-    assert in_processes(1).run(load, path, "single_device") == [(None, [])]
+    assert run(load, path, 1, SingleDeviceStrategy) == [(None, [])]
     assert "strategy.rank_state" in load_checkpoint(path)
     assert "strategy.rank_state" not in load_checkpoint(f"{path}-weights")
 
@@ -87,11 +93,11 @@ class Counts(SingleDeviceStrategy):
 
 
 def test_the_trainer_restores_it_where_it_trains(tmp_path):
-    path, module = tmp_path / "two.ckpt", Net()
-    save_at_the_end = At("on_train_end", lambda module: module.trainer.save_checkpoint(path))
-    Trainer(**{**QUIET, "strategy": Counts(), "callbacks": save_at_the_end, "max_steps": 2}).fit(module, batches(2))
-    resumed = Trainer(**{**QUIET, "strategy": Counts(), "max_steps": 3})
-    resumed.fit(module, batches(2), ckpt_path=path)
+    path = tmp_path / "two.ckpt"
+    saving = At("on_train_end", lambda module: module.trainer.save_checkpoint(path))
+    Trainer(**QUIET, strategy=Counts(), callbacks=saving, max_steps=2).fit(Net(), batches(2))
+    resumed = Trainer(**QUIET, strategy=Counts(), max_steps=3)
+    resumed.fit(Net(), batches(2), ckpt_path=path)
     assert resumed.strategy.num_steps == 3
 
 

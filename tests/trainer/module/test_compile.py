@@ -1,7 +1,9 @@
 """torch.compile over a Trainer and Fabric: by the user before, by an option, and of parts."""
 
 import copy
+import re
 import tempfile
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from core.checkpoint import TorchCheckpointIO
 from core.session.equal_masks import HAS_EQUAL_MASKS
 from core.strategies import SingleDeviceStrategy
 from core_testing import Backend
-from support.small_nets import QUIET, batches
+from support.small_nets import QUIET, At, batches
 
 
 class Net(Module):
@@ -50,18 +52,19 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-class Save(Callback):
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_end(self, trainer, module):
-        trainer.save_checkpoint(self.path)
+def save_at_end(path):
+    return At("on_train_end", lambda module: module.trainer.save_checkpoint(path))
 
 
 def train(module, *, ckpt_path=None, **options):
     trainer = Trainer(**{**QUIET, "max_epochs": 2, "plugins": TorchCheckpointIO(), **options})
     trainer.fit(module, batches(3), batches(2), ckpt_path=ckpt_path)
     return trainer
+
+
+def assert_same_weights(module, other):
+    for parameter, wanted in zip(own(module).parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(parameter, wanted)
 
 
 def own(module):
@@ -71,8 +74,12 @@ def own(module):
 @pytest.fixture(scope="module")
 def expected():
     module = Net()
-    trainer = train(module)
-    return module.state_dict(), {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return module, {name: float(value) for name, value in train(module).callback_metrics.items()}
+
+
+@pytest.fixture
+def counter():
+    return CompileCounter()
 
 
 def by_option(counter):
@@ -102,37 +109,28 @@ def a_method(counter):
 
 
 @pytest.mark.parametrize("compiled", [by_option, by_user, in_place, a_part, a_method])
-def test_a_compiled_module_trains_the_same(compiled, expected, tmp_path):
-    counter = CompileCounter()
+def test_a_compiled_module_trains_the_same(compiled, counter, expected, tmp_path):
     module, options = compiled(counter)
-    trainer = train(module, callbacks=Save(tmp_path / "last.ckpt"), **options)
-    weights, metrics = expected
+    trainer = train(module, callbacks=save_at_end(tmp_path / "last.ckpt"), **options)
+    reference, metrics = expected
     assert counter.frame_count > 0
     assert {name: float(value) for name, value in trainer.callback_metrics.items()} == pytest.approx(metrics, rel=1e-5)
-    for parameter, wanted in zip(own(module).parameters(), weights.values(), strict=True):
-        torch.testing.assert_close(parameter, wanted)
-
+    assert_same_weights(module, reference)
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert list(saved["model"]) == NAMES
-    assert saved["optimizers"][0]["param_groups"][0]["params"] == NAMES
+    assert list(saved["model"]) == saved["optimizers"][0]["param_groups"][0]["params"] == NAMES
 
 
 @pytest.mark.parametrize("compiled", [by_user, a_part])
-def test_a_checkpoint_knows_nothing_of_it(compiled, tmp_path):
-    train(Net(), max_epochs=1, callbacks=Save(tmp_path / "last.ckpt"))
-    module, options = compiled("eager")
-    train(module, ckpt_path=tmp_path / "last.ckpt", **options)
-    reference = Net()
-    train(reference)
-    for parameter, wanted in zip(own(module).parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(parameter, wanted)
+def test_a_checkpoint_knows_nothing_of_it(compiled, expected, tmp_path):
+    train(Net(), max_epochs=1, callbacks=save_at_end(tmp_path / "last.ckpt"))
+    module, _ = compiled("eager")
+    train(module, ckpt_path=tmp_path / "last.ckpt")
+    assert_same_weights(module, expected[0])
     assert set(Net.load_from_checkpoint(tmp_path / "last.ckpt").state_dict()) == set(NAMES)
 
 
-def test_a_step_is_compiled_around_what_it_logs():
-    counter = CompileCounter()
-    module = Net()
-    train(module, compile={"backend": counter}, limit_val_batches=0)
+def test_a_step_is_compiled_around_what_it_logs(counter):
+    train(Net(), compile={"backend": counter}, limit_val_batches=0)
     assert counter.frame_count == 1  # up to the loss; what follows the log has no operation
     assert counter.op_count >= 5
 
@@ -145,17 +143,16 @@ def test_fullgraph_without_logging():
     assert train(Silent(), compile={"backend": "eager", "fullgraph": True}, limit_val_batches=0).global_step == 6
 
 
-@pytest.mark.parametrize("compiled", [by_option, by_user, a_part])
-def test_in_two_processes(compiled, expected):
-    module, options = compiled("eager")
-    trainer = Trainer(**{**QUIET, "max_epochs": 1}, strategy="ddp_fork", devices=2, **options)
-    loader = torch.utils.data.DataLoader(torch.cat(batches(4)), batch_size=2)
-    trainer.fit(module, loader, loader)
-    reference = Net()
-    single = torch.utils.data.DataLoader(torch.cat(batches(4)), batch_size=4)
-    Trainer(**{**QUIET, "max_epochs": 1}).fit(reference, single, single)
-    for parameter, wanted in zip(own(module).parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(parameter, wanted)
+@pytest.mark.parametrize("options", [{}, {"region": ["net"]}], ids=["whole", "parts"])
+def test_in_two_processes(options):
+    module, reference = Net(), Net()
+    for batch_size, each, others in (
+        (2, module, {"strategy": "ddp_fork", "devices": 2, "compile": {"backend": "eager", **options}}),
+        (4, reference, {}),
+    ):
+        loader = torch.utils.data.DataLoader(torch.cat(batches(4)), batch_size)
+        Trainer(**QUIET, max_epochs=1, **others).fit(each, loader, loader)
+    assert_same_weights(module, reference)
 
 
 @pytest.mark.slow
@@ -191,86 +188,43 @@ class Deep(Net):
         self.net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(*(Block() for _ in range(12))), nn.Linear(4, 1))
 
 
+def compiled_units(module):
+    return [name for name, part in module.named_modules() if part._compiled_call_impl or "forward" in vars(part)]
+
+
 class Compiled(Callback):
     """The units that are compiled while training runs, in the module and in a copy of it."""
 
     def on_train_start(self, trainer, module):
-        self.names, self.in_a_copy = [
-            [name for name, part in each.named_modules() if part._compiled_call_impl or "forward" in vars(part)]
-            for each in (module, copy.deepcopy(module))
-        ]
+        self.names, self.in_a_copy = compiled_units(module), compiled_units(copy.deepcopy(module))
 
 
 @pytest.mark.parametrize("validates", [0, 1])
-def test_a_block_that_repeats_is_compiled_once(validates, tmp_path):
-    counter, compiled, modules = CompileCounter(), Compiled(), [Deep(), Deep()]
-    options = {"limit_val_batches": validates, "callbacks": [compiled, Save(tmp_path / "last.ckpt")]}
-    train(modules[0], compile={"region": "units", "backend": counter, "fullgraph": True}, **options)
+def test_a_block_that_repeats_is_compiled_once(validates, counter, tmp_path):
+    compiled, module, reference = Compiled(), Deep(), Deep()
+    callbacks = [compiled, save_at_end(tmp_path / "last.ckpt")]
+    options = {"region": "units", "backend": counter, "fullgraph": True}
+    train(module, limit_val_batches=validates, compile=options, callbacks=callbacks)
     assert compiled.names == [f"net.1.{index}" for index in range(12)]
     assert compiled.in_a_copy == []  # it would compute with the weights of the other
     assert counter.frame_count == 1 + validates  # without gradients it is another program
-    assert not any(part._compiled_call_impl or "forward" in vars(part) for part in modules[0].modules())  # as before
-    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert list(saved["model"]) == list(modules[1].state_dict())
-
-    train(modules[1], limit_val_batches=validates)
-    for parameter, wanted in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
-        torch.testing.assert_close(parameter, wanted)
+    assert compiled_units(module) == []  # as before
+    assert list(torch.load(tmp_path / "last.ckpt", weights_only=True)["model"]) == list(reference.state_dict())
+    train(reference, limit_val_batches=validates)
+    assert_same_weights(module, reference)
 
 
-def test_parts_that_are_listed():
-    counter, compiled = CompileCounter(), Compiled()
+def test_parts_that_are_listed(counter):
+    compiled = Compiled()
     train(Deep(), compile={"region": ["net.1.3", "net.2"], "backend": counter}, callbacks=compiled, limit_val_batches=0)
     assert compiled.names == ["net.1.3", "net.2"]
     assert counter.frame_count == 2
 
 
-def test_layers_of_torchs_own():
-    class Encoder(Deep):
-        def __init__(self):
-            super().__init__()
-            layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)
-            self.net = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False))
-
-    counter = CompileCounter()
-    train(Encoder(), compile={"region": "units", "backend": counter, "fullgraph": True}, limit_val_batches=0)
-    assert counter.frame_count == 1
-
-
-def test_units_in_two_processes():
-    counter, module = CompileCounter(), Deep()
-
-    def run(fabric):
-        model, optimizer = fabric.setup(module, module.configure_optimizers())
-        for batch in batches(3):
-            fabric.backward(model(batch).pow(2).mean())
-            optimizer.step()
-            optimizer.zero_grad()
-        return fabric.strategy.gather_objects(counter.frame_count), [
-            one.detach().clone() for one in module.parameters()
-        ]
-
-    options = {"compile": {"region": "units", "backend": counter}}
-    counts, weights = Fabric(accelerator="cpu", strategy="ddp_fork", devices=2, **options).launch(run)
-    assert counts == [1, 1]
-    module = Deep()
-    for weight, wanted in zip(weights, Fabric(accelerator="cpu", devices=1).launch(run)[1], strict=True):
-        torch.testing.assert_close(weight, wanted)
-
-
-@pytest.mark.parametrize(
-    ("region", "message"),
-    [
-        (
-            "blocks",
-            "compile has region='blocks': expected 'units', or a list of layer classes and of names of classes or",
-        ),
-        (3, "compile has region=3: expected 'units'"),
-        ([3], r"compile has region=\[3\]: expected 'units'"),
-    ],
-)
-def test_an_unknown_region(region, message):
-    with pytest.raises(ConfigurationError, match=message):
+@pytest.mark.parametrize("region", ["blocks", 3, [3]])
+def test_an_unknown_region(region):
+    message = f"compile has region={region!r}: expected 'units', or a list of layer classes and of names of classes or"
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
         Trainer(**QUIET, compile={"region": region})
 
 
@@ -295,9 +249,7 @@ def test_the_whole_and_its_parts():
 
 def test_a_strategy_that_sets_up_everything_together():
     class Joint(SingleDeviceStrategy):
-        @property
-        def capabilities(self):
-            return super().capabilities | Capability.JOINT_SETUP
+        capabilities = SingleDeviceStrategy().capabilities | Capability.JOINT_SETUP
 
         def setup_module_and_optimizers(self, module, optimizers, scheduler=None):
             return self.setup_module(module), [self.setup_optimizer(one) for one in optimizers], scheduler
@@ -349,29 +301,24 @@ def test_masks_that_compiled_dropout_draws_on_a_gpu_are_warned_of(monkeypatch):
 # Fabric -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compiled", ["option", "before", "after"])
-def test_fabric(compiled):
-    counter = CompileCounter()
-    fabric = Fabric(accelerator="cpu", compile={"backend": counter} if compiled == "option" else False)
-    module = Net()
-    given = torch.compile(module, backend=counter) if compiled == "before" else module
+def train_by_fabric(fabric, module, given, wrap=lambda model: model):
     model, optimizer = fabric.setup(given, module.configure_optimizers())
-    if compiled == "after":
-        model = torch.compile(model, backend=counter)
+    model = wrap(model)
     for batch in batches(2):
-        loss = model(batch).pow(2).mean()
-        fabric.backward(loss)
+        fabric.backward(model(batch).pow(2).mean())
         optimizer.step()
         optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("place", ["option", "before", "after"])
+def test_fabric(place, counter):
+    compiled, module, reference = partial(torch.compile, backend=counter), Net(), Net()
+    fabric = Fabric(accelerator="cpu", compile={"backend": counter} if place == "option" else False)
+    given = compiled(module) if place == "before" else module
+    train_by_fabric(fabric, module, given, *([compiled] if place == "after" else []))
     assert counter.frame_count > 0
-    reference = Net()
-    other = reference.configure_optimizers()
-    for batch in batches(2):
-        reference(batch).pow(2).mean().backward()
-        other.step()
-        other.zero_grad()
-    for parameter, wanted in zip(module.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(parameter, wanted)
+    train_by_fabric(Fabric(accelerator="cpu"), reference, reference)
+    assert_same_weights(module, reference)
 
 
 def test_fabric_saves_canonical_names(tmp_path):
@@ -397,4 +344,4 @@ def test_with_torchs_own_backend(expected):
 
     [(global_step, weights)] = Backend(lambda: "single_device", timeout_s=250).run(compile_and_train)
     assert global_step == 6
-    torch.testing.assert_close(weights, expected[0])
+    torch.testing.assert_close(weights, expected[0].state_dict())

@@ -4,9 +4,11 @@ import argparse
 import json
 import logging
 import pickle
+import re
 import signal
 import warnings
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,6 @@ from core import (
     ConfigurationError,
     DataModule,
     Fabric,
-    Logger,
     Module,
     Trainer,
     rank_zero_info,
@@ -27,6 +28,7 @@ from core import (
 from core.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from core.loggers import CSVLogger, flatten_names
 from core.strategies import SingleDeviceStrategy
+from support.small_nets import QUIET
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from-lightning.md"
 TYPED = """
@@ -52,9 +54,19 @@ class Net(Module):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Fails(Net):
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == self.step:
+            raise KeyError("a bug")
+        return super().training_step(batch, batch_idx)
+
+
 def make(**options):
-    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    return Trainer(**{"accelerator": "cpu", "max_epochs": 1, **dict.fromkeys(names, False), **options})
+    return Trainer(**{**QUIET, "max_epochs": 1, "num_sanity_val_steps": None, **options})
 
 
 def data():
@@ -81,16 +93,6 @@ def test_an_argument_that_is_not_there_is_answered(name, answer):
     assert answer in str(caught.value)
 
 
-def test_any_other_name_is_missing_as_names_are():
-    assert not hasattr(core, "no_such_thing")
-    with pytest.raises(ImportError, match="cannot import name 'no_such_thing'"):
-        exec("from core import no_such_thing", {})
-
-
-def test_an_attribute_that_is_not_there_is_missing_as_attributes_are():
-    assert not hasattr(make(), "global_steps")
-
-
 def test_a_property_that_fails_keeps_its_own_error():
     trainer = make()
     trainer.options = None
@@ -100,59 +102,39 @@ def test_a_property_that_fails_keeps_its_own_error():
 
 def test_attributes_before_a_run():
     checkpoint, stopping, bar = ModelCheckpoint(), EarlyStopping("loss"), ProgressBar()
-    trainer = make(
-        callbacks=[checkpoint, stopping, bar],
-        limit_train_batches=3,
-        limit_val_batches=0.5,
-        log_every_n_steps=7,
-        precision="bf16-mixed",
-        enable_checkpointing=None,
-        enable_progress_bar=None,
-    )
-    assert (trainer.num_devices, trainer.num_nodes, trainer.device_ids) == (1, 1, [0])
-    assert trainer.precision == "bf16-mixed"
-    assert (trainer.limit_train_batches, trainer.limit_val_batches, trainer.limit_test_batches) == (3, 0.5, None)
-    assert (trainer.log_every_n_steps, trainer.check_val_every_n_epoch, trainer.val_check_interval) == (7, 1, None)
-    assert trainer.checkpoint_callbacks == [checkpoint]
-    assert trainer.early_stopping_callbacks == [stopping]
+    trainer = make(callbacks=[checkpoint, stopping, bar], enable_checkpointing=None, enable_progress_bar=None)
+    assert trainer.checkpoint_callbacks == [checkpoint] == [trainer.checkpoint_callback]
+    assert trainer.early_stopping_callbacks == [stopping] == [trainer.early_stopping_callback]
     assert trainer.progress_bar_callback is bar
-    assert (trainer.interrupted, trainer.received_sigterm) == (False, False)
-    assert trainer.model is trainer.lightning_module is None
-    assert trainer.state == (None, None, "initializing")
+    plain = make(limit_train_batches=3, limit_val_batches=0.5, log_every_n_steps=7, precision="bf16-mixed", max_steps=7)
+    assert (plain.num_devices, plain.num_nodes, plain.device_ids, plain.precision) == (1, 1, [0], "bf16-mixed")
+    assert (plain.limit_train_batches, plain.limit_val_batches, plain.limit_test_batches) == (3, 0.5, None)
+    assert (plain.log_every_n_steps, plain.check_val_every_n_epoch, plain.val_check_interval) == (7, 1, None)
+    assert (plain.max_epochs, plain.max_steps) == (1, 7)
+    assert (plain.checkpoint_callback, plain.early_stopping_callback) == (None, None)
+    assert (plain.interrupted, plain.received_sigterm) == (False, False)
+    assert plain.model is plain.lightning_module is None
+    assert plain.state == (None, None, "initializing")
 
 
 def test_attributes_within_a_run_and_after_it():
-    seen = []
+    seen = {}
 
     class Watching(Net):
         def validation_step(self, batch, batch_idx):
             trainer = self.trainer
-            seen.append((trainer.state, trainer.model is trainer.strategy.model, trainer.lightning_module is self))
+            seen[trainer.state] = (trainer.model is trainer.strategy.model, trainer.lightning_module is self)
 
         def on_train_batch_end(self, outputs, batch, batch_idx):
-            seen.append((self.trainer.state, True, True))
+            seen[self.trainer.state] = (True, True)
 
     net, trainer = Watching(), make(limit_train_batches=1)
     trainer.fit(net, data(), data())
-    assert list(dict.fromkeys(seen)) == [
-        (("fit", "sanity_check", "running"), True, True),
-        (("fit", "train", "running"), True, True),
-        (("fit", "validate", "running"), True, True),
-    ]
+    stages = ("sanity_check", "train", "validate")
+    assert seen == {("fit", stage, "running"): (True, True) for stage in stages}
     assert trainer.state == ("fit", None, "finished")
     assert trainer.model is trainer.lightning_module is net
     assert set(trainer.logged_metrics) == {"loss"} < set(trainer.callback_metrics)
-
-
-def test_the_state_after_an_error():
-    class Fails(Net):
-        def training_step(self, batch, batch_idx):
-            raise KeyError("a bug")
-
-    trainer = make()
-    with pytest.raises(KeyError):
-        trainer.fit(Fails(), data())
-    assert trainer.state == ("fit", None, "interrupted")
 
 
 @pytest.mark.parametrize(("number", "ends_by"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
@@ -234,8 +216,7 @@ def test_fabric_loads_nothing_that_is_executed(fabric, tmp_path):
 
 def test_fabric_takes_a_gradient_by_position(fabric):
     net = torch.nn.Linear(2, 3)
-    model = fabric.setup(net)
-    fabric.backward(model(torch.ones(1, 2)), torch.tensor([[1.0, 2.0, 3.0]]))
+    fabric.backward(fabric.setup(net)(torch.ones(1, 2)), torch.tensor([[1.0, 2.0, 3.0]]))
     assert net.bias.grad.tolist() == [1.0, 2.0, 3.0]
 
 
@@ -297,58 +278,66 @@ def test_the_names_of_checkpoints_and_a_best_path_that_is_set(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"epoch-1_step-8.state", "newest.state"}
 
 
-def test_an_exception_is_saved_under_the_filename(tmp_path):
-    class Fails(Net):
-        def training_step(self, batch, batch_idx):
-            if self.global_step == 5:
-                raise KeyError("a bug")
-            return super().training_step(batch, batch_idx)
-
-    for name in ("{step}-{loss:.0f}", "{step}-{never}"):
-        saving = ModelCheckpoint(tmp_path, name, save_on_exception=True, every_n_epochs=9)
-        with pytest.raises(KeyError):
-            make(max_epochs=2, callbacks=[saving], enable_checkpointing=None).fit(Fails(), data())
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names[0] == "exception-epoch=1-step=5.ckpt"
-    assert names[1].startswith("step=5-loss=")
+@pytest.mark.parametrize(
+    ("filename", "saved"), [("{step}-{loss:.0f}", r"step=5-loss=\d+"), ("{step}-{never}", "exception-epoch=1-step=5")]
+)
+def test_an_exception_is_saved_under_the_filename(tmp_path, filename, saved):
+    saving = ModelCheckpoint(tmp_path, filename, save_on_exception=True, every_n_epochs=9)
+    with pytest.raises(KeyError):
+        make(max_epochs=2, callbacks=[saving], enable_checkpointing=None).fit(Fails(5), data())
+    (path,) = tmp_path.iterdir()
+    assert re.fullmatch(rf"{saved}\.ckpt", path.name)
 
 
-def test_a_strategy_hears_of_an_exception(monkeypatch):
+def test_a_strategy_hears_of_an_exception():
     class Hearing(SingleDeviceStrategy):
         heard = ()
 
         def on_exception(self, exception):
             self.heard = (*self.heard, repr(exception), self.model is not None)
 
-    class Fails(Net):
-        def training_step(self, batch, batch_idx):
-            raise KeyError("a bug")
-
-    strategy = Hearing()
+    trainer = make(strategy=Hearing())
     with pytest.raises(KeyError):
-        make(strategy=strategy).fit(Fails(), data())
-    assert strategy.heard == ("KeyError('a bug')", True)
+        trainer.fit(Fails(0), data())
+    assert trainer.strategy.heard == ("KeyError('a bug')", True)
+    assert trainer.state == ("fit", None, "interrupted")
 
 
-@pytest.mark.parametrize("ending", ["json", "yaml"])
-def test_hyperparameters_from_a_file(tmp_path, ending):
-    class Sized(Net):
-        def __init__(self, width, options=None):
-            super().__init__()
-            self.width, self.options = width, options
+class Sized(Net):
+    def __init__(self, width, options=None):
+        super().__init__()
+        self.width, self.options = width, options
 
+
+@pytest.fixture
+def sized(tmp_path):
     trainer = make()
     trainer.fit(Sized(3), data())
     trainer.save_checkpoint(tmp_path / "x.ckpt")
-    file = tmp_path / f"hparams.{ending}"
-    file.write_text('{"width": 5, "options": {"depth": 2}}' if ending == "json" else "width: 5\noptions: {depth: 2}\n")
-    loaded = Sized.load_from_checkpoint(tmp_path / "x.ckpt", hparams_file=file)
+    return partial(Sized.load_from_checkpoint, tmp_path / "x.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hparams.json", '{"width": 5, "options": {"depth": 2}}'),
+        ("hparams.yaml", "width: 5\noptions: {depth: 2}\n"),
+    ],
+)
+def test_hyperparameters_from_a_file(tmp_path, sized, name, text):
+    file = tmp_path / name
+    file.write_text(text)
+    loaded = sized(hparams_file=file)
     assert (loaded.width, loaded.options.depth) == (5, 2)
-    assert Sized.load_from_checkpoint(tmp_path / "x.ckpt", hparams_file=file, width=7).width == 7
-    for text, answer in (("[1]", "expected names with values"), ("{", "can't be read")):
-        file.write_text(text)
-        with pytest.raises(ConfigurationError, match=answer):
-            Sized.load_from_checkpoint(tmp_path / "x.ckpt", hparams_file=file)
+    assert sized(hparams_file=file, width=7).width == 7
+
+
+@pytest.mark.parametrize("name", ["hparams.json", "hparams.yaml"])
+@pytest.mark.parametrize(("text", "answer"), [("[1]", "expected names with values"), ("{", "can't be read")])
+def test_a_file_without_hyperparameters(tmp_path, sized, name, text, answer):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigurationError, match=answer):
+        sized(hparams_file=tmp_path / name)
 
 
 def test_hyperparameters_of_a_config_library_are_plain(tmp_path):
@@ -379,35 +368,17 @@ def test_hyperparameters_of_a_config_library_are_plain(tmp_path):
         Configured(omegaconf.OmegaConf.create({"path": "???"}))
 
 
-def test_an_empty_module_is_not_initialized(fabric):
-    def build():
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_an_empty_module_is_not_initialized(fabric, is_empty):
+    torch.manual_seed(0)
+    noise = torch.zeros(2).normal_()
+    torch.manual_seed(0)
+    with fabric.init_module(empty_init=is_empty):
         made = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Embedding(3, 2), torch.nn.BatchNorm1d(2)])
         torch.nn.init.xavier_normal_(made[0].weight)
         torch.nn.init.kaiming_uniform_(made[1].weight)
         made.register_buffer("noise", torch.zeros(2).normal_(), persistent=False)
-        return made
-
-    before = torch.get_rng_state()
-    with fabric.init_module(empty_init=True):
-        empty = build()
-    torch.set_rng_state(before)
-    noise = torch.zeros(2).normal_()
-    assert torch.equal(empty.noise, noise), "only the buffer has drawn random numbers"
-    torch.set_rng_state(before)
-    with fabric.init_module():
-        assert not torch.equal(build().noise, noise)
-
-
-def test_a_step_in_a_logger_is_the_number_of_steps_that_were_made():
-    class Kept(Logger):
-        name, version, steps = "kept", 0, ()
-
-        def log_metrics(self, metrics, step):
-            self.steps = (*self.steps, step)
-
-    kept = Kept()
-    make(logger=kept, log_every_n_steps=2).fit(Net(), data())
-    assert kept.steps == (2, 4)
+    assert torch.equal(made.noise, noise) is is_empty, "only the buffer has drawn random numbers"
 
 
 def test_a_data_module_of_data_sets():
@@ -417,27 +388,11 @@ def test_a_data_module_of_data_sets():
         def validation_step(self, batch, batch_idx):
             seen.append(batch[:, 0].tolist())
 
-    rows = torch.arange(8.0).reshape(4, 2)
-    module = pickle.loads(pickle.dumps(DataModule.from_datasets(list(rows), list(rows), batch_size=2)))
-    trainer = make()
+    rows = list(torch.arange(8.0).reshape(4, 2))
+    module, trainer = pickle.loads(pickle.dumps(DataModule.from_datasets(rows, rows, batch_size=2))), make()
     trainer.fit(Sees(), datamodule=module)
     assert seen[-2:] == [[0.0, 2.0], [4.0, 6.0]]
     assert trainer.global_step == 2
     assert isinstance(trainer.train_dataloader.sampler, torch.utils.data.RandomSampler)
     with pytest.raises(ConfigurationError, match="No prediction loader"):
         trainer.predict(Sees(), datamodule=module)
-
-
-def test_one_warning_for_all_hyperparameters_that_are_not_plain():
-    class Holds(Net):
-        def __init__(self, first, second, lr=0.1):
-            super().__init__()
-            self.save_hyperparameters()
-
-    with pytest.warns(UserWarning, match="can't hold") as caught:
-        Holds(object(), torch.nn.ReLU())
-    assert len(caught) == 1
-    message = str(caught[0].message)
-    assert "'first' of Holds is a builtins.object, 'second' of Holds is a torch.nn.modules.activation.ReLU" in message
-    assert "Pass ignore=['first', 'second']" in message
-    assert caught[0].filename == __file__

@@ -1,7 +1,6 @@
 """Monitors that are misspelt are told of once the module has logged something; sound ones never."""
 
 import pytest
-import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from core import ConfigurationError, ModuleError, Trainer
@@ -46,29 +45,27 @@ def fit(module, *callbacks, **options):
     trainer.fit(module, batches(2), batches(1))
 
 
+WATCHING = {"EarlyStopping": EarlyStopping, "ModelCheckpoint": lambda monitor: ModelCheckpoint(monitor=monitor)}
+
+
+@pytest.mark.parametrize("who", ["EarlyStopping", "ModelCheckpoint", "A scheduler"])
 @pytest.mark.parametrize(
     ("monitor", "meant", "options"),
     [
         ("val_los", "val_loss", {}),
-        ("val_losss", "val_loss", {}),
         ("val_lsos", "val_loss", {}),
         ("Val/loss", "val_loss", {}),
         ("train_los", "train_loss", {"num_sanity_val_steps": 0}),
         ("train_loss_epcoh", "train_loss_epoch", {}),
     ],
 )
-def test_a_misspelt_one_is_told_of_before_its_error(monitor, meant, options):
-    hint = rf"monitors '{monitor}', which nothing has logged so far. Did you mean '{meant}'\?"
-    options = {"enable_checkpointing": None, **options}
-    for who, callbacks in (
-        ("EarlyStopping", [EarlyStopping(monitor)]),
-        ("ModelCheckpoint", [ModelCheckpoint(monitor=monitor)]),
-        ("A scheduler", []),
-    ):
-        module = Logging(monitor=None if callbacks else monitor)
-        error = pytest.raises((ConfigurationError, ModuleError), match=rf"Did you mean '{meant}(_step|_epoch)?'\?")
-        with pytest.warns(UserWarning, match=f"{who} {hint}"), error:
-            fit(module, *callbacks, **options)
+def test_a_misspelt_one_is_told_of_before_its_error(who, monitor, meant, options):
+    callbacks = [WATCHING[who](monitor)] if who in WATCHING else []
+    module = Logging(monitor=None if callbacks else monitor)
+    hint = rf"{who} monitors '{monitor}', which nothing has logged so far. Did you mean '{meant}'\?"
+    error = pytest.raises((ConfigurationError, ModuleError), match=rf"Did you mean '{meant}(_step|_epoch)?'\?")
+    with pytest.warns(UserWarning, match=hint), error:
+        fit(module, *callbacks, enable_checkpointing=None, **options)
 
 
 @pytest.mark.parametrize(
@@ -98,24 +95,26 @@ def make_batches():
 
 
 @pytest.mark.parametrize(
-    ("loaders", "options", "is_refused"),
+    ("train", "validation"),
+    [(make_batches, one), (lambda: zip(batches(2)), one), (lambda: batches(2), make_batches)],
+)
+def test_an_iterator_for_several_epochs_is_refused_before_the_first_step(train, validation):
+    trainer = Trainer(**QUIET, max_epochs=2)
+    with pytest.raises(ConfigurationError, match=r"which can be iterated over once, and max_epochs=2 asks for more"):
+        trainer.fit(Logging(), train(), validation())
+    assert trainer.global_step == 0
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "options"),
     [
-        ((make_batches, one), {"max_epochs": 2}, True),
-        ((lambda: zip(batches(2)), one), {"max_epochs": 2}, True),
-        ((lambda: batches(2), make_batches), {"max_epochs": 2}, True),
-        ((make_batches, one), {"max_epochs": 1}, False),
-        ((make_batches, one), {"max_epochs": 2, "limit_train_batches": 1}, False),
-        ((make_batches, one), {"max_epochs": 2, "max_steps": 2}, False),
-        ((lambda: batches(2), make_batches), {"max_epochs": 2, "check_val_every_n_epoch": 2}, False),
-        ((lambda: map(torch.clone, batches(2)), one), {"max_steps": 2}, False),
+        (make_batches, one, {"max_epochs": 1}),
+        (make_batches, one, {"max_epochs": 2, "limit_train_batches": 1}),
+        (make_batches, one, {"max_epochs": 2, "max_steps": 2}),
+        (lambda: batches(2), make_batches, {"max_epochs": 2, "check_val_every_n_epoch": 2}),
     ],
 )
-def test_an_iterator_for_several_epochs_is_refused_before_the_first_step(loaders, options, is_refused):
-    module = Logging()
-    trainer = Trainer(**QUIET | options)
-    if not is_refused:
-        trainer.fit(module, *(make() for make in loaders))
-        return
-    with pytest.raises(ConfigurationError, match=r"which can be iterated over once, and max_epochs=2 asks for more"):
-        trainer.fit(module, *(make() for make in loaders))
-    assert trainer.global_step == 0
+def test_an_iterator_that_is_enough_is_taken(train, validation, options):
+    trainer = Trainer(**QUIET, **options)
+    trainer.fit(Logging(), train(), validation())
+    assert trainer.global_step >= 1

@@ -91,7 +91,11 @@ def test_a_misspelt_method():
 
 @pytest.mark.parametrize(
     ("given", "described"),
-    [(batches(), "an object of type list"), (Net, "the class Net"), (None, "an object of type NoneType")],
+    [
+        (batches(), "an object of type list"),
+        (Net, r"the class Net \(did you mean Net\(\)\?\)"),
+        (None, "an object of type NoneType"),
+    ],
 )
 def test_something_that_is_no_module(given, described):
     with pytest.raises(ModuleError, match=rf"fit got {described}.*; expected a core.Module, or another nn.Module, and"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from core import Module, ModuleError, Trainer
+from core import ModuleError, Trainer
 from core.trainer.settings.warn_at import warn_at
 from support.small_nets import QUIET, Net, batches
 
@@ -43,25 +43,26 @@ def test_a_warning_quotes_the_method_that_it_is_about(kind, method, text):
     assert warning.lineno == inspect.getsourcelines(getattr(kind, method))[1]
 
 
-def test_without_a_function_the_call_is_quoted():
-    class Logging(Net):
-        def training_step(self, batch, batch_idx):
-            self.log("train_loss", float("inf"))
-            return super().training_step(batch, batch_idx)
-
-    with pytest.warns(UserWarning, match="The logged loss 'train_loss' is inf") as caught:
-        Trainer(**{**QUIET, "logger": False}, max_epochs=1).fit(Logging(), batches())
-    assert {each.filename for each in caught if "train_loss" in str(each.message)} == {__file__}
+class Logging(Net):
+    def training_step(self, batch, batch_idx):
+        self.log("train_loss", float("inf"))
+        return super().training_step(batch, batch_idx)
 
 
-def test_a_warning_about_an_argument_quotes_the_call():
-    class Validating(Net):
-        def validation_step(self, batch, batch_idx):
-            pass
+class Validating(Net):
+    def validation_step(self, batch, batch_idx):
+        pass
 
-    with pytest.warns(UserWarning, match="The validation loader shuffles") as caught:
-        Trainer(**QUIET, max_epochs=1).fit(Validating(), batches(), DataLoader([torch.ones(4)] * 2, shuffle=True))
-    assert {each.filename for each in caught} == {__file__}
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(Logging, "The logged loss 'train_loss' is inf"), (Validating, "The validation loader shuffles")],
+)
+def test_without_a_method_the_call_is_quoted(kind, text):
+    loaders = [batches()] + [DataLoader([torch.ones(4)] * 2, shuffle=True)] * (kind is Validating)
+    with pytest.warns(UserWarning, match=text) as caught:
+        Trainer(**QUIET, max_epochs=1).fit(kind(), *loaders)
+    assert {each.filename for each in caught if text in str(each.message)} == {__file__}
 
 
 def test_a_wrapped_function_is_quoted_where_it_was_written():
@@ -72,22 +73,15 @@ def test_a_wrapped_function_is_quoted_where_it_was_written():
     assert [each.filename for each in caught] == [inspect.getsourcefile(batches), __file__]
 
 
-def test_what_was_meant_is_named():
-    class Several(Net):
-        def training_step(self, batch, batch_idx):
-            self.log({"loss": 1.0})
-
-    class Nameless(Net):
-        def training_step(self, batch, batch_idx):
-            self.log(torch.ones(()))
-
-    def fit(module):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"loss": 1.0}, r"got a dict as its name; .* self\.log_dict\(\{\.\.\.\}\) records several"),
+        (torch.ones(()), r"got a Tensor as its name; .* self\.log\('loss', loss\) records one"),
+    ],
+)
+def test_what_was_meant_by_a_name_is_named(given, message):
+    module = Net()
+    module.training_step = lambda batch: module.log(given)
+    with pytest.raises(ModuleError, match=message):
         Trainer(**QUIET, max_epochs=1).fit(module, batches())
-
-    with pytest.raises(ModuleError, match=r"got a dict as its name; .* self\.log_dict\(\{\.\.\.\}\) records several"):
-        fit(Several())
-    with pytest.raises(ModuleError, match=r"got a Tensor as its name; .* self\.log\('loss', loss\) records one"):
-        fit(Nameless())
-    with pytest.raises(ModuleError, match=r"fit got the class Net \(did you mean Net\(\)\?\)"):
-        fit(Net)
-    assert issubclass(Net, Module)

@@ -1,11 +1,12 @@
 """A strategy whose step is one compiled program: what the core hands over to it, counts, and refuses."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import (
-    Callback,
     Capability,
     CheckpointError,
     ConfigurationError,
@@ -15,12 +16,11 @@ from core import (
     Trainer,
     UnsupportedError,
 )
-from core.callbacks import EMA, ModelCheckpoint
+from core.callbacks import EMA, LambdaCallback, ModelCheckpoint
 from core.strategies import SingleDeviceStrategy
-from support.small_nets import Net
+from support.small_nets import QUIET, Net
 
 UPDATES, ACCUMULATED = 2, 3
-QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
 
 
 class Joined:
@@ -83,35 +83,31 @@ class Learning(Module):
         super().__init__()
         torch.manual_seed(0)
         self.layer = torch.nn.Linear(4, 1)
+        self.seen = []
 
     def training_step(self, batch):
         return self.layer(batch[0]).square().mean()
 
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.seen.append((batch_idx, self.trainer.global_step, len(batch[0])))
+
     def configure_optimizers(self):
+        self.estimated = self.trainer.estimated_stepping_batches
         return torch.optim.AdamW(self.parameters(), lr=0.05)
 
 
-class Steps(Callback):
-    def __init__(self):
-        self.seen = []
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        self.seen.append((batch_idx, trainer.global_step, len(batch[0])))
-
-
-class SavesAndStops(Callback):
-    def __init__(self, path, num_batches):
-        self.path, self.num_batches = path, num_batches
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if batch_idx + 1 == self.num_batches:
-            trainer.save_checkpoint(self.path)
+def saves_and_stops(path, num_batches):
+    def save(trainer, module, outputs, batch, batch_idx):
+        if batch_idx + 1 == num_batches:
+            trainer.save_checkpoint(path)
             trainer.should_stop = True
 
+    return LambdaCallback(on_train_batch_end=save)
 
-def fit(strategy, *, num_samples=48, module=None, ckpt_path=None, make=lambda loader: loader, **options):
-    data = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(1))
-    trainer = Trainer(strategy=strategy, accelerator="cpu", **{"max_epochs": 2, **QUIET, **options})
+
+def fit(strategy, *, module=None, ckpt_path=None, make=lambda loader: loader, **options):
+    data = torch.randn(48, 4, generator=torch.Generator().manual_seed(1))
+    trainer = Trainer(strategy=strategy, **{"max_epochs": 2, **QUIET, **options})
     module = module or Learning()
     torch.manual_seed(5)
     trainer.fit(module, make(DataLoader(TensorDataset(data), batch_size=4, shuffle=True)), ckpt_path=ckpt_path)
@@ -119,61 +115,50 @@ def fit(strategy, *, num_samples=48, module=None, ckpt_path=None, make=lambda lo
 
 
 def test_windows_are_handed_over_whole_and_updates_counted():
-    steps = Steps()
-    trainer, module = fit(CompiledStrategy(), accumulate_grad_batches=ACCUMULATED, callbacks=steps)
-    assert steps.seen == [(0, 2, 24), (1, 4, 24), (0, 6, 24), (1, 8, 24)]
+    trainer, module = fit(CompiledStrategy(), accumulate_grad_batches=ACCUMULATED)
+    assert module.seen == [(0, 2, 24), (1, 4, 24), (0, 6, 24), (1, 8, 24)]
     expected, other = fit("single_device", accumulate_grad_batches=ACCUMULATED)
     assert trainer.global_step == expected.global_step == 8
     torch.testing.assert_close(module.state_dict(), other.state_dict())
 
 
 def test_limits_and_estimates_follow_the_updates(tmp_path):
-    class Estimating(Learning):
-        def configure_optimizers(self):
-            self.estimated = self.trainer.estimated_stepping_batches
-            return super().configure_optimizers()
-
     saves = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1, filename="{step}")
-    trainer, module = fit(
-        CompiledStrategy(), module=Estimating(), max_steps=8, enable_checkpointing=True, callbacks=saves
-    )
+    trainer, module = fit(CompiledStrategy(), max_steps=8, enable_checkpointing=True, callbacks=saves)
     assert (module.estimated, trainer.global_step) == (8, 8)
     # 3 lies between 2 and 4: what is due within a batch is done at its end. The last one is saved when training ends.
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["step=4", "step=6", "step=8"]
 
 
 @pytest.mark.parametrize("make", [lambda loader: loader, list], ids=["in samples", "in batches"])
-@pytest.mark.parametrize("order", [("compiled", "single"), ("single", "compiled")], ids="-then-".join)
-def test_a_run_goes_on_in_the_middle_of_an_epoch_elsewhere(order, make, tmp_path):
+@pytest.mark.parametrize(
+    ("first", "num_batches", "second"),
+    [(CompiledStrategy, 2, SingleDeviceStrategy), (SingleDeviceStrategy, 2 * UPDATES, CompiledStrategy)],
+)
+def test_a_run_goes_on_in_the_middle_of_an_epoch_elsewhere(first, num_batches, second, make, tmp_path):
     """The position counts samples, or batches of the user's loader, however many are joined."""
-    made = {"compiled": CompiledStrategy, "single": lambda: "single_device"}
-    saves = SavesAndStops(tmp_path / "checkpoint", {"compiled": 2, "single": 2 * UPDATES}[order[0]])
-    fit(made[order[0]](), callbacks=saves, max_epochs=1, make=make)
-    rest, whole = fit(made[order[1]](), ckpt_path=saves.path, make=make), fit("single_device", make=make)
+    path = tmp_path / "checkpoint"
+    fit(first(), callbacks=saves_and_stops(path, num_batches), max_epochs=1, make=make)
+    rest, whole = fit(second(), ckpt_path=path, make=make), fit("single_device", make=make)
     assert rest[0].global_step == whole[0].global_step
     torch.testing.assert_close(rest[1].state_dict(), whole[1].state_dict())
 
 
 def test_a_place_between_the_joined_ones_is_entered_by_samples_only(tmp_path):
     """After three updates there is no way to eight, two at a time; nor to a batch of two of a list's."""
-    saves = SavesAndStops(tmp_path / "checkpoint", 3)
+    path = tmp_path / "checkpoint"
+    saves = saves_and_stops(path, 3)
     fit("single_device", callbacks=saves)
     with pytest.raises(ConfigurationError, match=r"max_steps=8, .* 2 updates .* from step 3 on, .* Use max_steps=9\."):
-        fit(CompiledStrategy(), ckpt_path=saves.path, max_steps=8)
-    trainer, _ = fit(CompiledStrategy(), ckpt_path=saves.path, max_steps=9)
-    assert trainer.global_step == 9
+        fit(CompiledStrategy(), ckpt_path=path, max_steps=8)
+    assert fit(CompiledStrategy(), ckpt_path=path, max_steps=9)[0].global_step == 9
     fit("single_device", callbacks=saves, make=list)
     with pytest.raises(CheckpointError, match=r"saved after 3 batches .* this strategy takes 2 at once .* list"):
-        fit(CompiledStrategy(), ckpt_path=saves.path, make=list)
+        fit(CompiledStrategy(), ckpt_path=path, make=list)
 
 
 class HookedModule(Learning):
     def on_after_backward(self):
-        """Would run inside the program."""
-
-
-class HookedCallback(Callback):
-    def on_before_optimizer_step(self, trainer, module, optimizer):
         """Would run inside the program."""
 
 
@@ -197,7 +182,11 @@ class Scheduled(Learning):
             UnsupportedError,
             "HookedModule has the hook on_after_backward, and CompiledStrategy",
         ),
-        ({"callbacks": HookedCallback}, UnsupportedError, "HookedCallback has the hook on_before_optimizer_step"),
+        (
+            {"callbacks": partial(LambdaCallback, on_before_optimizer_step=print)},
+            UnsupportedError,
+            "LambdaCallback has the hook on_before_optimizer_step",
+        ),
         ({"module": Overriding}, UnsupportedError, "Overriding overrides optimizer_step"),
         ({"gradient_clip_val": 0.5}, UnsupportedError, r"gradient_clip_val=0\.5: CompiledStrategy"),
         ({"max_steps": 3}, ConfigurationError, "max_steps=3, and CompiledStrategy makes 2 updates in each batch"),
@@ -207,7 +196,7 @@ class Scheduled(Learning):
     ids=["hook", "callback", "override", "clipping", "max_steps", "scheduler", "average"],
 )
 def test_what_no_compiled_step_can_do_is_refused(options, error, text):
-    made = {name: value() if isinstance(value, type) else value for name, value in options.items()}
+    made = {name: value() if callable(value) else value for name, value in options.items()}
     with pytest.raises(error, match=text):
         fit(CompiledStrategy(), **made)
 

@@ -3,61 +3,57 @@
 import pytest
 import torch
 
-from core import Callback, ConfigurationError, Fabric, NotYetChosenError, Strategy, Trainer
-from core.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
+from core import ConfigurationError, Fabric, NotYetChosenError, Strategy, Trainer
+from core.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from core.checkpoint import newest_valid
 from core.profilers import SimpleProfiler
 from core.strategies import SingleDeviceStrategy
 from support.small_nets import QUIET, Net, batches
 from trainer.recording import Recorder, Validating, loader, make_parallel_trainer, make_trainer, seen
 
+MODES = ("training", "validating", "testing", "predicting", "sanity_checking")
 
-class Asking(Callback):
+
+class Asking(Validating):
     """The trainer's answers about itself in hooks of each kind."""
 
-    def __init__(self):
+    def __init__(self, root):
+        super().__init__(root)
         self.said = {}
 
-    def note(self, name, trainer):
-        modes = ("training", "validating", "testing", "predicting", "sanity_checking")
-        self.said[name] = [mode for mode in modes if getattr(trainer, mode)]
+    def ask(self, name):
+        self.said[name] = [mode for mode in MODES if getattr(self.trainer, mode)]
 
-    def setup(self, trainer, module, stage):
-        self.note(f"setup {stage}", trainer)
+    def setup(self, stage):
+        self.ask(f"setup {stage}")
 
-    def on_sanity_check_start(self, trainer, module):
-        self.note("sanity", trainer)
+    def on_train_batch_start(self, *_):
+        self.ask("train")
+        assert [type(optimizer).__name__ for optimizer in self.trainer.optimizers] == ["SGD"]
 
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        self.note("train", trainer)
-        self.said["optimizers"] = [type(optimizer).__name__ for optimizer in trainer.optimizers]
+    def on_validation_batch_start(self, *_):
+        self.ask("sanity" if self.trainer.sanity_checking else f"validation in {self.trainer.stage}")
 
-    def on_validation_batch_start(self, trainer, module, batch, batch_idx, dataloader_idx=0):
-        if not trainer.sanity_checking:
-            self.note(f"validation in {trainer.stage}", trainer)
+    def on_test_batch_start(self, *_):
+        self.ask("test")
 
-    def on_test_batch_start(self, trainer, module, batch, batch_idx, dataloader_idx=0):
-        self.note("test", trainer)
+    def on_predict_batch_start(self, *_):
+        self.ask("predict")
 
-    def on_predict_batch_start(self, trainer, module, batch, batch_idx, dataloader_idx=0):
-        self.note("predict", trainer)
-
-    def on_train_end(self, trainer, module):
-        self.note("train end", trainer)
+    def on_train_end(self):
+        self.ask("train end")
 
 
 def test_what_is_going_on(tmp_path):
-    asking = Asking()
-    trainer = make_trainer(tmp_path, callbacks=asking, num_sanity_val_steps=1)
-    trainer.fit(Validating(tmp_path), loader(), loader())
-    trainer.validate(dataloaders=loader())
-    trainer.test(dataloaders=loader())
-    trainer.predict(dataloaders=loader())
-    assert asking.said == {
+    module = Asking(tmp_path)
+    trainer = make_trainer(tmp_path, num_sanity_val_steps=1)
+    trainer.fit(module, loader(), loader())
+    for stage in (trainer.validate, trainer.test, trainer.predict):
+        stage(dataloaders=loader())
+    assert module.said == {
         "setup fit": ["training"],
         "sanity": ["sanity_checking"],
         "train": ["training"],
-        "optimizers": ["SGD"],
         "validation in fit": ["validating"],
         "train end": ["training"],
         "setup validate": ["validating"],
@@ -67,18 +63,7 @@ def test_what_is_going_on(tmp_path):
         "setup predict": ["predicting"],
         "predict": ["predicting"],
     }
-    assert not any((trainer.training, trainer.validating, trainer.testing, trainer.predicting))
-
-
-def test_limits_and_callbacks(tmp_path):
-    saver, stopper = ModelCheckpoint(dirpath=tmp_path), EarlyStopping("total")
-    trainer = make_trainer(tmp_path, max_epochs=3, max_steps=7, enable_checkpointing=True, callbacks=[saver, stopper])
-    assert (trainer.max_epochs, trainer.max_steps) == (3, 7)
-    assert trainer.checkpoint_callback is saver
-    assert trainer.early_stopping_callback is stopper
-    plain = make_trainer(tmp_path)
-    assert plain.checkpoint_callback is None
-    assert plain.early_stopping_callback is None
+    assert not any(getattr(trainer, mode) for mode in MODES)
 
 
 @pytest.mark.parametrize("make", [make_trainer, make_parallel_trainer])
@@ -100,14 +85,11 @@ def test_no_model_at_all_is_an_error(tmp_path, stage):
         getattr(make_trainer(tmp_path), stage)(dataloaders=loader())
 
 
-@pytest.mark.parametrize("make", [make_trainer, make_parallel_trainer])
-def test_a_second_fit_that_has_nothing_left_to_do_says_so(tmp_path, make):
-    trainer = make(tmp_path, max_epochs=2)
+def test_a_second_fit_that_has_nothing_left_to_do_says_so(tmp_path):
+    trainer, other = make_trainer(tmp_path, max_epochs=2), Recorder(tmp_path)
     trainer.fit(Recorder(tmp_path), loader())
-    other = Recorder(tmp_path)
     untrained = other.layer.weight.clone()
-    before = trainer.global_step
-    with pytest.warns(UserWarning, match=f"fit trains nothing: this Trainer has done 2 epochs and {before} steps"):
+    with pytest.warns(UserWarning, match="fit trains nothing: this Trainer has done 2 epochs and 6 steps"):
         trainer.fit(other, loader())
     assert torch.equal(other.layer.weight, untrained)
     make_trainer(tmp_path, max_epochs=0).fit(other, loader())  # no warning: that is what was asked for
@@ -120,22 +102,20 @@ class WithoutSuper(SingleDeviceStrategy):
     calls = 0
 
     def setup(self, trainer):
-        WithoutSuper.calls += 1
+        self.calls += 1
 
 
-class WithoutSuperAgain(WithoutSuper):
-    def setup(self, trainer):
-        self.accelerator.setup()
+class WithTestStep(Net):
+    def test_step(self, batch):
+        pass
 
 
-@pytest.mark.parametrize(("kind", "calls"), [(WithoutSuper, 2), (WithoutSuperAgain, 2)])
-def test_a_setup_that_does_its_own_part_only(kind, calls):
-    WithoutSuper.calls = 0
-    trainer = Trainer(strategy=kind(), max_epochs=1, **QUIET)
+def test_a_setup_that_does_its_own_part_only():
+    trainer = Trainer(strategy=WithoutSuper(), max_epochs=1, **QUIET)
     trainer.fit(Net(), batches())
     assert trainer.global_step == 3
-    assert trainer.test(type("Tested", (Net,), {"test_step": lambda self, batch: None})(), batches()) == [{}]
-    assert WithoutSuper.calls == calls
+    assert trainer.test(WithTestStep(), batches()) == [{}]
+    assert trainer.strategy.calls == 2
 
 
 def test_a_setup_of_another_module():
@@ -171,16 +151,12 @@ def test_the_home_folder(tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path / "work")
-    trainer = Trainer(
-        **{**QUIET, "logger": True, "enable_checkpointing": True},
-        max_epochs=1,
-        default_root_dir="~/runs",
-        profiler=SimpleProfiler(dirpath="~/profiles", filename="profile"),
-        callbacks=ModelCheckpoint("~/kept", save_last=True),
-    )
-    trainer.fit(Net(), batches())
+    profiler, saving = SimpleProfiler("~/profiles", "profile"), ModelCheckpoint("~/kept", save_last=True)
+    options = {**QUIET, "logger": True, "enable_checkpointing": True, "profiler": profiler, "callbacks": saving}
+    trainer = Trainer(**options, max_epochs=1, default_root_dir="~/runs")
+    trainer.fit(WithTestStep(), batches())
     trainer.save_checkpoint("~/own.ckpt")
-    trainer.test(type("Tested", (Net,), {"test_step": lambda self, batch: None})(), batches(), ckpt_path="~/own.ckpt")
+    trainer.test(WithTestStep(), batches(), ckpt_path="~/own.ckpt")
     assert newest_valid("~/kept").startswith(str(tmp_path / "home/kept"))
     assert OnExceptionCheckpoint("~/raised").ckpt_path == str(tmp_path / "home/raised/on_exception.ckpt")
     assert {path.name for path in (tmp_path / "home").iterdir()} >= {"runs", "kept", "own.ckpt", "profiles"}

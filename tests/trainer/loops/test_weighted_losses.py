@@ -151,88 +151,74 @@ def test_a_window_without_weight_leaves_parameters_alone_where_the_optimizer_eva
     assert weights_of(module) == close(weights_of(plain))
 
 
+class Loop:
+    """Layers with one weight each, whose gradient is the mean of the samples that they have seen."""
+
+    def __init__(self, num_layers=1):
+        self.fabric = Fabric(accelerator="cpu")
+        layers = [torch.nn.Linear(1, 1, bias=False, dtype=torch.float64) for _ in range(num_layers)]
+        optimizers = [torch.optim.SGD(layer.parameters(), lr=1.0) for layer in layers]
+        self.module = torch.nn.ModuleList(layers)
+        self.model, *self.optimizers = self.fabric.setup(self.module, *optimizers)
+
+    def backward(self, *samples, layer=0, **options):
+        loss = self.module[layer](torch.tensor(samples, dtype=torch.float64).reshape(-1, 1)).mean()
+        self.fabric.backward(loss, **{"weight": len(samples), **options})
+
+    def step(self, layer=0):
+        """By how much the step has moved the weight."""
+        before = self.module[layer].weight.item()
+        self.optimizers[layer].step()
+        return before - self.module[layer].weight.item()
+
+
 def test_each_of_several_optimizers_has_the_weights_of_its_own_losses():
-    """Two parts, of which each sees its own losses in an order of its own, and one gradient that is cleared."""
-
-    def train(weigh):
-        torch.manual_seed(0)
-        fabric, parts = Fabric(accelerator="cpu"), torch.nn.ModuleList([torch.nn.Linear(2, 1) for _ in range(2)])
-        _, *optimizers = fabric.setup(parts.double(), *(torch.optim.SGD(part.parameters(), 0.1) for part in parts))
-        inputs = torch.randn(6, 2, dtype=torch.float64)
-        for index, rows in ((0, slice(0, 1)), (1, slice(0, 4)), (0, slice(1, 6)), (1, slice(4, 6))):
-            weigh(fabric, parts[index](inputs[rows]).square(), index)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        weigh(fabric, parts[0](inputs).square(), 0)
-        optimizers[0].zero_grad()
-        weigh(fabric, parts[0](inputs[:2]).square(), 0)
-        optimizers[0].step()
-        return weights_of(parts)
-
-    def weighted(fabric, values, index):
-        fabric.backward(values.mean(), weight=len(values))
-
-    def summed(fabric, values, index):
-        fabric.backward(values.sum() / (2 if len(values) == 2 and index == 0 else 6))
-
-    assert train(weighted) == close(train(summed))
+    """Each part sees its own losses in an order of its own, and one gradient is cleared."""
+    loop = Loop(2)
+    loop.backward(6.0)
+    loop.backward(1.0, 2.0, 3.0, 4.0, layer=1)
+    loop.backward(0.0, 0.0, 3.0)
+    loop.backward(5.0, 9.0, layer=1)
+    assert [loop.step(0), loop.step(1)] == close([9 / 4, 24 / 6])
+    loop.optimizers[1].zero_grad()
+    loop.optimizers[0].zero_grad()
+    loop.backward(7.0, 7.0, 7.0)
+    loop.optimizers[0].zero_grad()
+    loop.backward(1.0, 2.0)
+    assert loop.step(0) == close(1.5)
 
 
 def test_gradients_may_be_looked_at_within_a_window():
     """The norm after each backward is that of the items so far, and the step that of all."""
-
-    def trained(*batches):
-        module, norms = Net(optimizer=torch.optim.SGD), []
-        fabric = Fabric(accelerator="cpu")
-        model, optimizer = fabric.setup(module, module.configure_optimizers())
-        for batch in batches:
-            loss, num_items = model.mean_of(batch)
-            fabric.backward(loss, weight=num_items)
-            norms.append(fabric.clip_gradients(model, optimizer, max_norm=1e9).item())
-        optimizer.step()
-        return weights_of(module), norms
-
-    first, second = list(DataLoader(Samples(), batch_size=7))[:2]
-    both = [torch.cat(parts) for parts in zip(first, second, strict=True)]
-    weights, norms = trained(first, second)
-    whole, (norm,) = trained(both)
-    assert weights == close(whole)
-    assert norms == [close(trained(first)[1][0]), close(norm)]
+    loop, norms = Loop(), []
+    for samples in ([1.0], [2.0, 3.0], [4.0, 5.0, 9.0]):
+        loop.backward(*samples)
+        norms.append(loop.fabric.clip_gradients(loop.model, loop.optimizers[0], max_norm=1e9).item())
+    assert norms == close([1.0, 2.0, 4.0])
+    assert loop.step() == close(4.0)
 
 
 @pytest.mark.parametrize("clears", ["optimizer", "model", "module", "parameters"])
 def test_a_window_that_is_cleared_counts_no_more(clears):
-    def trained(*batches):
-        module = Net()
-        fabric = Fabric(accelerator="cpu")
-        model, optimizer = fabric.setup(module, module.configure_optimizers())
-        for batch in batches:
-            if clears == "parameters":
-                module.layer.weight.grad = module.layer.bias.grad = None
-            else:
-                {"optimizer": optimizer, "model": model, "module": module}[clears].zero_grad()
-            loss, num_items = model.mean_of(batch)
-            fabric.backward(loss, weight=num_items)
-        optimizer.step()
-        return weights_of(module)
-
-    first, second = list(DataLoader(Samples(), batch_size=4))[:2]
-    assert trained(first, second) == close(trained(second))
+    loop = Loop()
+    loop.backward(7.0, 8.0, 9.0)
+    if clears == "parameters":
+        loop.module[0].weight.grad = None
+    else:
+        {"optimizer": loop.optimizers[0], "model": loop.model, "module": loop.module}[clears].zero_grad()
+    loop.backward(1.0, 2.0)
+    assert loop.step() == close(1.5)
 
 
 def test_a_loop_by_hand_gives_all_losses_a_weight_or_none():
-    fabric = Fabric(accelerator="cpu")
-    module = Net()
-    model, _ = fabric.setup(module, module.configure_optimizers())
-    batch = next(iter(DataLoader(Samples(), batch_size=4)))
-    fabric.backward(model.mean_of(batch)[0])
+    loop = Loop()
+    loop.backward(1.0, weight=None)
     with pytest.raises(ModuleError, match="there are gradients of losses without"):
-        fabric.backward(model.mean_of(batch)[0], weight=3)
-    model.zero_grad()
-    fabric.backward(model.mean_of(batch)[0], weight=3)
+        loop.backward(1.0)
+    loop.model.zero_grad()
+    loop.backward(1.0)
     with pytest.raises(ModuleError, match="A loss has no weight, and one before had one"):
-        fabric.backward(model.mean_of(batch)[0])
+        loop.backward(1.0, weight=None)
 
 
 def test_a_resumed_run_has_the_same_bits(tmp_path):

@@ -500,17 +500,14 @@ class Pair(Net):
         yield (self.layer(batch).detach() - self.second(batch)).pow(2).mean()
 
     def training_step(self, batch, batch_idx):
-        first, second = self.optimizers()
-        losses = self.losses(batch)
-        with self.toggled_optimizer(first):
-            assert [parameter.requires_grad for parameter in self.second.parameters()] == [False, False]
-            self.manual_backward(next(losses))
-            self.clip_gradients(first, gradient_clip_val=10.0)
-            first.step()
-            first.zero_grad()
-        self.manual_backward(next(losses))
-        second.step()
-        second.zero_grad()
+        losses, parts = self.losses(batch), (self.layer, self.second)
+        for optimizer, part in zip(self.optimizers(), parts, strict=True):
+            with self.toggled_optimizer(optimizer):
+                assert {one for one in self.parameters() if one.requires_grad} == {*part.parameters()}
+                self.manual_backward(next(losses))
+                self.clip_gradients(optimizer, gradient_clip_val=1e3)
+                optimizer.step()
+                optimizer.zero_grad()
 
     def on_before_backward(self, loss):
         self.hooks.append("before backward")

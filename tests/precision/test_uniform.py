@@ -49,38 +49,39 @@ LISTED = ["model.experts.0.gate.mean", "model.experts.0.gate.scale", "model.freq
 NAMED = ["blocks.0.router.bias", "blocks.0.router.weight", "blocks.1.scale"]
 
 
+@pytest.mark.parametrize("is_built_in_it", [False, True])
 @pytest.mark.parametrize(
-    ("make", "kept"),
+    ("precision", "kept"),
     [
-        (uniform.double, []),
-        (uniform.bfloat16, [*NAMED, *LISTED]),
-        (uniform.float16, [*NAMED, *LISTED, "model.wide.weight"]),
+        (uniform.double(), []),
+        (uniform.bfloat16(), [*NAMED, *LISTED]),
+        (uniform.float16(), [*NAMED, *LISTED, "model.wide.weight"]),
     ],
+    ids=["64", "bf16", "16"],
 )
-def test_what_a_module_keeps_in_float32_stays_so(make, kept, caplog):
-    precision = make()
-    for is_built_in_it in (False, True):
-        with precision.init_context() if is_built_in_it else torch.device("cpu"):
-            module = Keeping()
-        expected = sorted({*kept} - {"model.frequencies"}) if is_built_in_it else kept  # the user's own choice there
-        module.blocks[1].scale.grad = torch.ones_like(module.blocks[1].scale)
-        with caplog.at_level(logging.INFO, "core"):
-            precision.convert_module(module)
-        tensors = dict([*module.named_parameters(), *module.named_buffers()])
-        assert sorted(name for name, one in tensors.items() if one.dtype == torch.float32) == expected
-        assert {one.dtype for name, one in tensors.items() if name not in expected} == {precision.dtype}
-        assert module.blocks[1].scale.grad.dtype == module.blocks[1].scale.dtype
-        line = f"{precision.name} keeps {len(expected)} tensors in float32: "
-        assert [each.getMessage().startswith(line) for each in caplog.records] == [True] * bool(expected)
-        caplog.clear()
+def test_what_a_module_keeps_in_float32_stays_so(precision, kept, is_built_in_it, caplog):
+    with precision.init_context() if is_built_in_it else torch.device("cpu"):
+        module = Keeping()
+    if is_built_in_it:
+        kept = [name for name in kept if name != "model.frequencies"]  # the user's own choice there
+    scale = module.blocks[1].scale
+    scale.grad = torch.ones_like(scale)
+    with caplog.at_level(logging.INFO, "core"):
+        precision.convert_module(module)
+    dtypes = {name: one.dtype for name, one in [*module.named_parameters(), *module.named_buffers()]}
+    assert dtypes == {name: torch.float32 if name in kept else precision.dtype for name in dtypes}
+    assert {*kept} < {*dtypes}
+    assert scale.grad.dtype == scale.dtype
+    said = [message.partition(": ")[0] for message in caplog.messages]
+    assert said == [f"{precision.name} keeps {len(kept)} tensors in float32"] * bool(kept)
 
 
-def test_what_the_layers_of_a_model_hold_in_float32_stays_so_if_it_was_made_in_16_bits():
-    for is_built_in_it, kept in ((False, {}), (True, {"decay.scale"})):
-        with uniform.bfloat16().init_context() if is_built_in_it else torch.device("cpu"):
-            module = Model()
-            module.decay, module.adapter = Scale(torch.float32), nn.Linear(1, 1, dtype=torch.float32)
-        assert {*kept_in_float32(module, torch.bfloat16)} - {*kept_in_float32(Model(), torch.bfloat16)} == {*kept}
+@pytest.mark.parametrize(("is_built_in_it", "kept"), [(False, {}), (True, {"decay.scale"})])
+def test_what_layers_hold_in_float32_stays_so_if_the_model_was_made_in_16_bits(is_built_in_it, kept):
+    with uniform.bfloat16().init_context() if is_built_in_it else torch.device("cpu"):
+        module = Model()
+        module.decay, module.adapter = Scale(torch.float32), nn.Linear(1, 1, dtype=torch.float32)
+    assert {*kept_in_float32(module, torch.bfloat16)} - {*kept_in_float32(Model(), torch.bfloat16)} == {*kept}
 
 
 def test_a_name_to_be_kept_that_fits_nothing_is_an_error():

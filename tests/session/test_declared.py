@@ -7,10 +7,6 @@ from core import Capability, ConfigurationError, Fabric, Module, Strategy, Train
 from support.small_nets import QUIET, Net, batches
 
 
-class OnGaudi(Strategy):
-    device_types = ("hpu", "cuda")
-
-
 def test_capabilities_as_a_method():
     class WithoutProperty(Strategy):
         def capabilities(self):
@@ -23,7 +19,9 @@ def test_capabilities_as_a_method():
 
 
 def test_a_device_of_another_type_is_refused_before_check():
-    class Checked(OnGaudi):
+    class Checked(Strategy):
+        device_types = ("hpu", "cuda")
+
         def check(self):
             raise AssertionError("it counts on the devices")
 
@@ -33,13 +31,6 @@ def test_a_device_of_another_type_is_refused_before_check():
         r"Pass accelerator='hpu' or 'cuda', or leave the strategy to strategy='auto'",
     ):
         Fabric(strategy=Checked(), accelerator="cpu")
-
-
-def test_one_of_the_types_is_taken():
-    class OnBoth(OnGaudi):
-        device_types = ("hpu", "cpu")
-
-    assert Fabric(strategy=OnBoth(), accelerator="cpu").device.type == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import copy
 from datetime import timedelta
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -136,27 +137,18 @@ def test_a_rank_that_leaves_out_steps_ends_the_run():
     assert "Rank 0 has made 1 optimizer steps, and these ranks haven't come to that: 1. All make the same" in found[0]
 
 
-class Noting(DDPStrategy):
-    """Notes at which steps ranks are compared."""
-
-    compared = ()
-
-    def all_gather(self, tensor, group=None, sync_grads=False):
-        self.compared += (self.session._alike._num_steps,)
-        return super().all_gather(tensor, group, sync_grads)
-
-
-def steps_compared(rank):
-    fabric = rank.fabric()
-    layer = nn.Linear(1, 1)
+def num_compared(rank, num_steps):
+    fabric, layer = rank.fabric(), nn.Linear(1, 1)
     kept, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters()))
-    for _ in range(2100):
-        optimizer.step()
-    return kept and fabric.strategy.compared
+    with patch.object(fabric.strategy, "all_gather", wraps=fabric.strategy.all_gather) as gather:
+        for _ in range(num_steps):
+            optimizer.step()
+    return kept and gather.call_count
 
 
-def test_ranks_are_compared_seldom():
-    assert run(Noting, steps_compared) == [(*(2**power for power in range(11)), 2048)] * 2
+@pytest.mark.parametrize(("num_steps", "expected"), [(9, 4), (2100, 12)])
+def test_ranks_are_compared_at_powers_of_two(num_steps, expected):
+    assert run("ddp", num_compared, num_steps) == [expected] * 2
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -94,18 +94,11 @@ def test_a_fraction_of_nobody_knows_what(tmp_path):
 # overfit_batches ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("amount", [2, 0.5])
-def test_overfit_batches_are_the_same_in_each_epoch(tmp_path, amount):
-    trainer = make_trainer(tmp_path, overfit_batches=amount, max_epochs=2)
-    trainer.fit(Validating(tmp_path), loader(4, 1), loader(4, 1, start=50))
-    assert seen(tmp_path) == [[0], [1]] * 2
-    assert seen(tmp_path, "validation") == [[50], [51]] * 2
-
-
 @pytest.mark.parametrize(
     ("amount", "data", "expected"),
     [
         (2, loader(20, shuffle=True), [[0, 1], [2, 3]]),
+        (0.5, loader(4, 1, shuffle=True), [[0], [1]]),
         (1, loader(5, 3, shuffle=True, drop_last=True), [[0, 1, 2]]),
     ],
 )
@@ -113,8 +106,9 @@ def test_overfitting_stops_shuffling(tmp_path, amount, data, expected):
     trainer = make_trainer(tmp_path, overfit_batches=amount, max_epochs=3)
     message = f"overfit_batches={amount} needs the same batches in each epoch: the training loader"
     with pytest.warns(UserWarning, match=message):
-        trainer.fit(Recorder(tmp_path), data)
+        trainer.fit(Validating(tmp_path), data, loader(4, 1, start=50))
     assert seen(tmp_path) == expected * 3
+    assert seen(tmp_path, "validation") == [[50], [51]][: len(expected)] * 3
 
 
 def test_two_ranks_overfit_on_their_shares(tmp_path):
@@ -145,21 +139,18 @@ class Writing(Logger):
 
 @pytest.mark.parametrize(("value", "batches"), [(True, 1), (3, 3)])
 def test_fast_dev_run(tmp_path, capsys, value, batches):
-    rhythm = Rhythm()
-    saving = ModelCheckpoint(tmp_path / "checkpoints")
+    rhythm, saving = Rhythm(), ModelCheckpoint(tmp_path / "checkpoints")
     callbacks = [saving, EarlyStopping("never_logged"), LearningRateMonitor(), rhythm]
     limits = {"max_epochs": 50, "min_steps": 40, "num_sanity_val_steps": 2, "limit_val_batches": 7}
     others = {"val_check_interval": 2, "logger": Writing(tmp_path), "enable_checkpointing": True}
     trainer = make_trainer(tmp_path, fast_dev_run=value, callbacks=callbacks, **limits, **others)
     module = Validating(tmp_path)
     trainer.fit(module, loader(20), loader(20))
-    assert (len(seen(tmp_path)), len(seen(tmp_path, "validation")), rhythm.at) == (batches, batches, [batches])
-    assert trainer.callbacks == [rhythm]
-    assert not (tmp_path / "checkpoints").exists()
-    assert f"fast_dev_run: {batches} batch" in capsys.readouterr().out
     trainer.test(module, loader(20))
-    assert len(seen(tmp_path, "test")) == batches
+    assert [len(seen(tmp_path, stage)) for stage in ("train", "validation", "test")] == [batches] * 3
     assert len(trainer.predict(module, loader(20))) == batches
+    assert (trainer.callbacks, rhythm.at, saving.best_model_path) == ([rhythm], [batches], "")
+    assert f"fast_dev_run: {batches} batch" in capsys.readouterr().out
 
 
 def test_a_quick_run_takes_what_a_module_tells_its_logger(tmp_path):

@@ -8,7 +8,7 @@ from core import Callback, Fabric, ModuleError, Trainer
 from core.callbacks import LambdaCallback
 from core_testing import in_one_process
 from support.global_batches import close
-from support.small_nets import QUIET
+from support.small_nets import QUIET, At
 from trainer.loops.items import Net, Samples, by_hand, weights_of
 
 pytestmark = pytest.mark.numbers
@@ -22,8 +22,14 @@ def fit(module, *, batch_size=2, window=1, **options):
 
 @pytest.mark.parametrize(
     "weigh",
-    [lambda number: number, int, lambda number: float(number) * 1e12, lambda number: number.numpy()[()]],
-    ids=["tensor", "int", "large", "numpy"],
+    [
+        lambda number: number,
+        int,
+        lambda number: float(number) * 1e12,
+        lambda number: number.numpy()[()],
+        lambda number: number * torch.ones(1, requires_grad=True),
+    ],
+    ids=["tensor", "int", "large", "numpy", "with a graph"],
 )
 def test_a_step_learns_from_the_mean_over_all_items(weigh):
     """Batches of one sample, of which some have no item: those are skipped, although their loss is NaN."""
@@ -63,15 +69,6 @@ def test_the_mean_of_a_step_over_ranks_is_that_of_all_items():
 def test_what_can_be_no_weight_is_refused(weight):
     with pytest.raises(ModuleError, match=r"has the weight .*Expected the number of items"):
         fit(Net(lambda _: weight))
-
-
-def test_a_weight_is_read_without_its_graph():
-    weights = []
-    for weigh in (float, lambda number: number * torch.ones(1, requires_grad=True)):
-        module = Net(weigh)
-        fit(module)
-        weights.append(weights_of(module))
-    assert weights[0] == weights[1]
 
 
 def test_a_number_under_weights_is_told_of():
@@ -237,13 +234,9 @@ def test_a_resumed_run_has_the_same_bits(tmp_path):
 
 
 def test_batch_size_counts_before_the_weight_and_sums_count_as_they_are():
-    class Logs(Net):
-        def training_step(self, batch, batch_idx):
-            output = super().training_step(batch, batch_idx)
-            self.log("by_size", float(batch_idx), on_step=False, on_epoch=True, batch_size=1)
-            self.log("sum", 1.0, on_step=False, on_epoch=True, reduce_fx="sum")
-            return output
+    def log(module):
+        module.log("by_size", float(module.trainer.progress.batch), on_step=False, on_epoch=True, batch_size=1)
+        module.log("sum", 1.0, on_step=False, on_epoch=True, reduce_fx="sum")
 
-    trainer = fit(Logs(), batch_size=11, max_epochs=1)
-    assert trainer.callback_metrics["by_size"] == 0.5
-    assert trainer.callback_metrics["sum"] == 2
+    logged = fit(Net(), batch_size=11, max_epochs=1, callbacks=At("on_train_batch_start", log)).callback_metrics
+    assert (logged["by_size"], logged["sum"]) == (0.5, 2)

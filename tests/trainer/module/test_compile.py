@@ -3,7 +3,6 @@
 import copy
 import re
 import tempfile
-from functools import partial
 
 import pytest
 import torch
@@ -133,14 +132,6 @@ def test_a_step_is_compiled_around_what_it_logs(counter):
     train(Net(), compile={"backend": counter}, limit_val_batches=0)
     assert counter.frame_count == 1  # up to the loss; what follows the log has no operation
     assert counter.op_count >= 5
-
-
-def test_fullgraph_without_logging():
-    class Silent(Net):
-        def training_step(self, batch, batch_idx):
-            return self(batch).pow(2).mean()
-
-    assert train(Silent(), compile={"backend": "eager", "fullgraph": True}, limit_val_batches=0).global_step == 6
 
 
 @pytest.mark.parametrize("options", [{}, {"region": ["net"]}], ids=["whole", "parts"])
@@ -301,32 +292,10 @@ def test_masks_that_compiled_dropout_draws_on_a_gpu_are_warned_of(monkeypatch):
 # Fabric -------------------------------------------------------------------------------------------------------------
 
 
-def train_by_fabric(fabric, module, given, wrap=lambda model: model):
-    model, optimizer = fabric.setup(given, module.configure_optimizers())
-    model = wrap(model)
-    for batch in batches(2):
-        fabric.backward(model(batch).pow(2).mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-@pytest.mark.parametrize("place", ["option", "before", "after"])
-def test_fabric(place, counter):
-    compiled, module, reference = partial(torch.compile, backend=counter), Net(), Net()
-    fabric = Fabric(accelerator="cpu", compile={"backend": counter} if place == "option" else False)
-    given = compiled(module) if place == "before" else module
-    train_by_fabric(fabric, module, given, *([compiled] if place == "after" else []))
-    assert counter.frame_count > 0
-    train_by_fabric(Fabric(accelerator="cpu"), reference, reference)
-    assert_same_weights(module, reference)
-
-
-def test_fabric_saves_canonical_names(tmp_path):
-    fabric = Fabric(accelerator="cpu", plugins=TorchCheckpointIO())
-    model = fabric.setup(torch.compile(Net(), backend="eager"))
-    fabric.save(tmp_path / "model.ckpt", {"model": model})
-    assert list(torch.load(tmp_path / "model.ckpt", weights_only=True)["model"]) == NAMES
-    assert list(model.state_dict()) == NAMES
+def test_fabric(counter):
+    model = Fabric(accelerator="cpu", compile={"backend": counter}).setup(Net())
+    assert torch.equal(model(batches(1)[0]), Net()(batches(1)[0]))
+    assert counter.frame_count == 1
 
 
 @pytest.mark.slow

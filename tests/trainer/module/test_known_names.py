@@ -6,7 +6,6 @@ import logging
 import pickle
 import re
 import signal
-import warnings
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from core import (
     ConfigurationError,
     DataModule,
     Fabric,
-    Module,
     Trainer,
     rank_zero_info,
     rank_zero_only,
@@ -28,7 +26,8 @@ from core import (
 from core.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from core.loggers import CSVLogger, flatten_names
 from core.strategies import SingleDeviceStrategy
-from support.small_nets import QUIET
+from support import small_nets
+from support.small_nets import QUIET, At
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from-lightning.md"
 TYPED = """
@@ -39,19 +38,12 @@ grad_norm( rank_zero_info STEP_OUTPUT weights_only= dataclasses.asdict( outputs[
 """Names that don't go as people know them, as the page about them writes each."""
 
 
-class Net(Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
-
+class Net(small_nets.Net):
     def training_step(self, batch, batch_idx):
-        loss = self.layer(batch).square().mean()
+        loss = super().training_step(batch, batch_idx)
         self.log("loss", loss)
         self.log("hidden", loss, logger=False)
         return loss
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Fails(Net):
@@ -70,7 +62,7 @@ def make(**options):
 
 
 def data():
-    return torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2)
+    return torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)
 
 
 def test_the_page_about_lightning_has_the_names_that_go_otherwise():
@@ -106,32 +98,30 @@ def test_attributes_before_a_run():
     assert trainer.checkpoint_callbacks == [checkpoint] == [trainer.checkpoint_callback]
     assert trainer.early_stopping_callbacks == [stopping] == [trainer.early_stopping_callback]
     assert trainer.progress_bar_callback is bar
-    plain = make(limit_train_batches=3, limit_val_batches=0.5, log_every_n_steps=7, precision="bf16-mixed", max_steps=7)
-    assert (plain.num_devices, plain.num_nodes, plain.device_ids, plain.precision) == (1, 1, [0], "bf16-mixed")
-    assert (plain.limit_train_batches, plain.limit_val_batches, plain.limit_test_batches) == (3, 0.5, None)
-    assert (plain.log_every_n_steps, plain.check_val_every_n_epoch, plain.val_check_interval) == (7, 1, None)
-    assert (plain.max_epochs, plain.max_steps) == (1, 7)
-    assert (plain.checkpoint_callback, plain.early_stopping_callback) == (None, None)
-    assert (plain.interrupted, plain.received_sigterm) == (False, False)
-    assert plain.model is plain.lightning_module is None
-    assert plain.state == (None, None, "initializing")
+
+
+def test_attributes_of_what_was_passed_and_of_what_was_not():
+    options = {"limit_train_batches": 3, "limit_val_batches": 0.5, "log_every_n_steps": 7, "max_steps": 7}
+    trainer = make(**options, precision="bf16-mixed")
+    others = {"limit_test_batches": None, "check_val_every_n_epoch": 1, "val_check_interval": None, "max_epochs": 1}
+    places = {"num_devices": 1, "num_nodes": 1, "device_ids": [0], "precision": "bf16-mixed"}
+    nothing = dict.fromkeys(("checkpoint_callback", "early_stopping_callback", "model", "lightning_module"))
+    expected = {**options, **others, **places, **nothing, "interrupted": False, "received_sigterm": False}
+    assert {name: getattr(trainer, name) for name in expected} == expected
+    assert trainer.state == (None, None, "initializing")
 
 
 def test_attributes_within_a_run_and_after_it():
-    seen = {}
-
     class Watching(Net):
         def validation_step(self, batch, batch_idx):
-            trainer = self.trainer
-            seen[trainer.state] = (trainer.model is trainer.strategy.model, trainer.lightning_module is self)
+            stages[self.trainer.state] = self.trainer.model is self.trainer.strategy.model
 
         def on_train_batch_end(self, outputs, batch, batch_idx):
-            seen[self.trainer.state] = (True, True)
+            stages[self.trainer.state] = self.trainer.lightning_module is self
 
-    net, trainer = Watching(), make(limit_train_batches=1)
+    net, trainer, stages = Watching(), make(limit_train_batches=1), {}
     trainer.fit(net, data(), data())
-    stages = ("sanity_check", "train", "validate")
-    assert seen == {("fit", stage, "running"): (True, True) for stage in stages}
+    assert stages == {("fit", stage, "running"): True for stage in ("sanity_check", "train", "validate")}
     assert trainer.state == ("fit", None, "finished")
     assert trainer.model is trainer.lightning_module is net
     assert set(trainer.logged_metrics) == {"loss"} < set(trainer.callback_metrics)
@@ -139,27 +129,16 @@ def test_attributes_within_a_run_and_after_it():
 
 @pytest.mark.parametrize(("number", "ends_by"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
 def test_the_attributes_after_a_signal(number, ends_by, capsys):
-    class Signalled(Net):
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            signal.raise_signal(number)
-
-    trainer = make()
+    trainer = make(callbacks=At("on_train_batch_end", lambda module: signal.raise_signal(number)))
     with pytest.raises(ends_by):
-        trainer.fit(Signalled(), data())
-    name = signal.Signals(number).name
-    assert capsys.readouterr().err == f"{name} has stopped training after step 1. Nothing of it is saved.\n"
+        trainer.fit(Net(), data())
+    assert capsys.readouterr().err == f"{number.name} has stopped training after step 1. Nothing of it is saved.\n"
     assert (trainer.interrupted, trainer.received_sigterm) == (True, number == signal.SIGTERM)
     assert trainer.state == ("fit", None, "interrupted")
 
 
 def test_rank_zero_helpers(monkeypatch, caplog):
-    calls = []
-
-    @rank_zero_only
-    def note(value):
-        calls.append(value)
-        return value
-
+    note = rank_zero_only(lambda value: value)
     assert (note(1), rank_zero_only.rank) == (1, 0)
     with caplog.at_level(logging.INFO, "core"):
         rank_zero_info("step %d", 3)
@@ -167,12 +146,9 @@ def test_rank_zero_helpers(monkeypatch, caplog):
     with pytest.warns(UserWarning, match="careful") as caught:
         rank_zero_warn("careful")
     assert caught[0].filename == __file__
-
     monkeypatch.setenv("RANK", "1")  # as torchrun sets it
-    assert (note(2), rank_zero_only.rank, calls) == (None, 1, [1])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rank_zero_warn("careful")
+    assert (note(2), rank_zero_only.rank) == (None, 1)
+    rank_zero_warn("careful")  # a warning is an error
 
 
 def test_a_seed_may_be_left_out_and_workers_may_be_named():
@@ -196,22 +172,18 @@ def test_fabric_brings_a_module_to_the_device_in_any_case(fabric):
 
 
 def test_fabric_saves_what_a_filter_keeps(fabric, tmp_path):
-    net = torch.nn.Linear(2, 1)
+    path, net = tmp_path / "x.ckpt", torch.nn.Linear(2, 1)
     model = fabric.setup(net)
-    fabric.save(tmp_path / "x.ckpt", {"model": model, "epoch": 3}, filter={"model": lambda name, value: name == "bias"})
-    assert fabric.load(tmp_path / "x.ckpt", weights_only=True).keys() == {"model", "epoch"}
-    assert fabric.load(tmp_path / "x.ckpt")["model"].keys() == {"bias"}
-    saved = net.bias.detach().clone()
+    fabric.save(path, {"model": model, "epoch": 3}, filter={"model": lambda name, value: name == "bias"})
+    loaded = fabric.load(path, weights_only=True)
+    assert (loaded["epoch"], loaded["model"].keys()) == (3, {"bias"})
     torch.nn.init.zeros_(net.bias)
-    fabric.load(tmp_path / "x.ckpt", {"model": model}, strict=False)
-    assert torch.equal(net.bias, saved)
+    fabric.load(path, {"model": model}, strict=False)
+    assert torch.equal(net.bias, loaded["model"]["bias"])
     with pytest.raises(ConfigurationError, match="expected the name of a module"):
-        fabric.save(tmp_path / "x.ckpt", {"model": model}, filter={"modle": lambda name, value: True})
-
-
-def test_fabric_loads_nothing_that_is_executed(fabric, tmp_path):
+        fabric.save(path, {"model": model}, filter={"modle": lambda name, value: True})
     with pytest.raises(ConfigurationError, match="nothing in it is executed"):
-        fabric.load(tmp_path / "x.ckpt", weights_only=False)
+        fabric.load(path, weights_only=False)
 
 
 def test_fabric_takes_a_gradient_by_position(fabric):
@@ -229,29 +201,19 @@ def test_no_training_batches_says_how_to_validate_only():
         make(limit_train_batches=0).fit(Net(), data())
 
 
-def test_no_limit_in_epochs():
-    trainer = make(max_epochs=-1, max_steps=9)  # 4 batches an epoch
-    trainer.fit(Net(), data())
-    assert (trainer.global_step, trainer.max_epochs) == (9, None)
-
-
 def test_loggers_take_a_namespace_and_tell_their_folders(tmp_path):
     logger = CSVLogger(tmp_path, name="runs")
     logger.log_hyperparams(argparse.Namespace(lr=0.1))
-    with open(f"{logger.log_dir}/hparams.json") as file:
-        assert json.load(file) == {"lr": 0.1}
+    assert json.loads(Path(logger.log_dir, "hparams.json").read_text()) == {"lr": 0.1}
     assert (logger.save_dir, logger.root_dir) == (str(tmp_path), str(tmp_path / "runs"))
     assert flatten_names(argparse.Namespace(model=argparse.Namespace(width=8), lr=1)) == {"model/width": 8, "lr": 1}
 
 
 def test_the_scores_of_a_model_checkpoint(tmp_path):
-    class Worse(Net):
-        def on_train_epoch_end(self):
-            self.log("score", [1.0, 3.0, 2.0][self.current_epoch])
-
-    best = ModelCheckpoint(tmp_path, monitor="score", save_top_k=2)
+    best, net = ModelCheckpoint(tmp_path, monitor="score", save_top_k=2), Net()
     assert (best.current_score, best.kth_value) == (None, None)
-    make(max_epochs=3, callbacks=[best], enable_checkpointing=None).fit(Worse(), data())
+    net.on_train_epoch_end = lambda: net.log("score", [1.0, 3.0, 2.0][net.current_epoch])
+    make(max_epochs=3, callbacks=[best], enable_checkpointing=None).fit(net, data())
     assert (best.best_model_score, best.current_score, best.kth_value) == (1, 2, 2)
     best.to_yaml()
     lines = (tmp_path / "best_k_models.yaml").read_text().splitlines()
@@ -259,23 +221,27 @@ def test_the_scores_of_a_model_checkpoint(tmp_path):
     assert len(lines) == 2
 
 
-def test_the_names_of_checkpoints_and_a_best_path_that_is_set(tmp_path):
-    class Named(ModelCheckpoint):
-        CHECKPOINT_NAME_LAST, CHECKPOINT_JOIN_CHAR, CHECKPOINT_EQUALS_CHAR = "newest", "_", "-"
-        FILE_EXTENSION, STARTING_VERSION = ".state", 2
+class Named(ModelCheckpoint):
+    CHECKPOINT_NAME_LAST, CHECKPOINT_JOIN_CHAR, CHECKPOINT_EQUALS_CHAR = "newest", "_", "-"
+    FILE_EXTENSION, STARTING_VERSION = ".state", 2
 
+
+def test_the_names_of_checkpoints(tmp_path):
     options = {"enable_checkpointing": None, "default_root_dir": tmp_path}
-    first = Named(tmp_path, save_last=True)
-    make(max_epochs=1, callbacks=[first], **options).fit(Net(), data())
-    found = make(max_epochs=2, callbacks=[again := Named(tmp_path, save_last=True)], **options)
-    first.best_model_path = tmp_path / "moved"
-    assert first.best_model_path == str(tmp_path / "moved")
-    again.load_state_dict(first.state_dict())
-    assert again.best_model_path == str(tmp_path / "moved")
-    found.fit(Net(), data(), ckpt_path="last")
-    assert found.global_step == 8
+    make(callbacks=[Named(tmp_path, save_last=True)], **options).fit(Net(), data())
+    again = Named(tmp_path, save_last=True)
+    trainer = make(max_epochs=2, callbacks=[again], **options)
+    trainer.fit(Net(), data(), ckpt_path="last")
+    assert trainer.global_step == 8
     assert again.best_model_path == str(tmp_path / "epoch-1_step-8.state")
     assert {path.name for path in tmp_path.iterdir()} == {"epoch-1_step-8.state", "newest.state"}
+
+
+def test_a_best_path_that_is_set():
+    first, again = ModelCheckpoint("a"), ModelCheckpoint("a")
+    first.best_model_path = Path("moved")
+    again.load_state_dict(first.state_dict())
+    assert first.best_model_path == again.best_model_path == "moved"
 
 
 @pytest.mark.parametrize(
@@ -340,30 +306,24 @@ def test_a_file_without_hyperparameters(tmp_path, sized, name, text, answer):
         sized(hparams_file=tmp_path / name)
 
 
+class Configured(Net):
+    def __init__(self, cfg, sizes=(), plain=None):
+        super().__init__()
+        self.save_hyperparameters()
+
+
 def test_hyperparameters_of_a_config_library_are_plain(tmp_path):
     omegaconf = pytest.importorskip("omegaconf", reason="the extra `dev` brings it")
-
-    class Configured(Net):
-        def __init__(self, cfg, sizes=(), plain=None):
-            super().__init__()
-            self.save_hyperparameters()
-
     cfg = omegaconf.OmegaConf.create({"model": {"width": 8, "twice": "${model.width}"}, "lrs": [0.1, 0.2]})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        net = Configured(cfg, cfg.lrs, plain={"depth": OrderedDict(width=1)})
-        assert (net.hparams.cfg, type(net.hparams.cfg)) == (cfg, type(cfg))
-        trainer = make()
-        trainer.fit(net, data())
-        trainer.save_checkpoint(tmp_path / "x.ckpt")
-    loaded = Configured.load_from_checkpoint(tmp_path / "x.ckpt")
-    assert loaded.hparams == {
-        "cfg": {"model": {"width": 8, "twice": 8}, "lrs": [0.1, 0.2]},
-        "sizes": [0.1, 0.2],
-        "plain": {"depth": {"width": 1}},
-    }
-    assert loaded.hparams.cfg.model.width == 8
-    assert type(loaded.hparams.plain) is type(loaded.hparams.plain["depth"]) is dict, "as Lightning gives it back"
+    net, trainer = Configured(cfg, cfg.lrs, plain={"depth": OrderedDict(width=1)}), make()  # a warning is an error
+    assert (net.hparams.cfg, type(net.hparams.cfg)) == (cfg, type(cfg))
+    trainer.fit(net, data())
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    hparams = Configured.load_from_checkpoint(tmp_path / "x.ckpt").hparams
+    given = {"model": {"width": 8, "twice": 8}, "lrs": [0.1, 0.2]}
+    assert hparams == {"cfg": given, "sizes": [0.1, 0.2], "plain": {"depth": {"width": 1}}}
+    assert hparams.cfg.model.width == 8
+    assert type(hparams.plain) is type(hparams.plain["depth"]) is dict, "as Lightning gives it back"
     with pytest.warns(UserWarning, match="'cfg' of Configured is a omegaconf"):
         Configured(omegaconf.OmegaConf.create({"path": "???"}))
 
@@ -388,10 +348,10 @@ def test_a_data_module_of_data_sets():
         def validation_step(self, batch, batch_idx):
             seen.append(batch[:, 0].tolist())
 
-    rows = list(torch.arange(8.0).reshape(4, 2))
+    rows = list(torch.arange(16.0).reshape(4, 4))
     module, trainer = pickle.loads(pickle.dumps(DataModule.from_datasets(rows, rows, batch_size=2))), make()
     trainer.fit(Sees(), datamodule=module)
-    assert seen[-2:] == [[0.0, 2.0], [4.0, 6.0]]
+    assert seen[-2:] == [[0.0, 4.0], [8.0, 12.0]]
     assert trainer.global_step == 2
     assert isinstance(trainer.train_dataloader.sampler, torch.utils.data.RandomSampler)
     with pytest.raises(ConfigurationError, match="No prediction loader"):

@@ -10,7 +10,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from core import ModuleError, Trainer
 from core.precision import MixedPrecision
-from core.strategies import SingleDeviceStrategy
 from support.small_nets import QUIET, Net, batches
 
 
@@ -88,14 +87,12 @@ def with_schedulers(make):
     ("configure", "expected"),
     [
         (sgd, CONSTANT),
-        (lambda module: [sgd(module)], CONSTANT),
         (lambda module: {"optimizer": sgd(module)}, CONSTANT),
         (lambda module: ([sgd(module)], []), CONSTANT),
         (with_schedulers(lambda optimizer: ([optimizer], [halving(optimizer)])), BY_EPOCH),
         (with_schedulers(lambda optimizer: ([optimizer], [{"scheduler": halving(optimizer)}])), BY_EPOCH),
         (with_schedulers(lambda optimizer: {"optimizer": optimizer, "lr_scheduler": halving(optimizer)}), BY_EPOCH),
         (in_dict, BY_EPOCH),
-        (lambda module: [in_dict(module)], BY_EPOCH),
         (lambda module: in_dict(module, frequency=2), [1.0] * 8 + [0.5] * 4),
         (lambda module: in_dict(module, interval="step"), [0.5**step for step in range(12)]),
         (lambda module: in_dict(module, interval="step", frequency=5), [1.0] * 5 + [0.5] * 5 + [0.25] * 2),
@@ -112,13 +109,11 @@ def test_forms(configure, expected):
         (lambda module: [1], r"returned list of \(int\); expected an Optimizer"),
         (lambda module: Adam, r"returned the class Adam, and no Adam\(...\); expected an Optimizer; a list of them"),
         (lambda module: {"lr_scheduler": halving(sgd(module))}, "a dict without 'optimizer'; expected an Optimizer"),
-        (lambda module: (sgd(module), 1), r"returned tuple of \(SGD, int\)"),
         (lambda module: {"optimiser": sgd(module)}, "a dict with 'optimiser'; expected 'optimizer', 'lr_scheduler'"),
         (lambda module: {"optimizer": 1}, "whose 'optimizer' is int 1; expected an Optimizer"),
         (lambda module: in_dict(module, every=2), "A scheduler's dict has 'every'; expected some of"),
         (lambda module: in_dict(module, interval="batch"), "interval is 'batch'; expected 'step' or 'epoch'"),
         (lambda module: in_dict(module, frequency=0), "frequency is 0; expected an integer of at least 1"),
-        (lambda module: in_dict(module, frequency=0.5), "frequency is 0.5; expected an integer of at least 1"),
         (lambda module: {"optimizer": sgd(module), "lr_scheduler": 1}, "returned int 1 as a scheduler; expected an LR"),
         (
             lambda module: {"optimizer": sgd(module), "lr_scheduler": StepLR},
@@ -157,7 +152,7 @@ def test_a_scheduler_that_the_user_steps_may_take_anything(is_manual):
     if is_manual:
         module.automatic_optimization, module.training_step = False, lambda batch, batch_idx: None
     else:
-        module.lr_scheduler_step = lambda scheduler, metric: scheduler.step(module.current_epoch + 1, 0.0)
+        module.lr_scheduler_step = lambda scheduler, metric: scheduler.step(1, 0.0)
     fit(module)
 
 
@@ -193,18 +188,6 @@ def beside(module):
 )
 def test_a_monitored_metric(configure, expected):
     assert rates(configure) == pytest.approx(expected, abs=1e-6)
-
-
-def test_ranks_exchange_nothing_while_a_scheduler_waits_for_validation():
-    class Counting(SingleDeviceStrategy):
-        def broadcast(self, value, src=0):
-            asked.extend([value] if isinstance(value, tuple) and value[0] == "validation" else [])
-            return super().broadcast(value, src)
-
-    asked = []
-    module = Configured(lambda module: plateau(module, "val_loss", interval="step"))
-    fit(module, validation=batches(1), strategy=Counting())
-    assert len(asked) <= 4 + 3  # at each step before the first validation, and after each
 
 
 @pytest.mark.parametrize(
@@ -395,29 +378,18 @@ def test_clipping_by_the_module():
     assert largest == pytest.approx([1e-3] * 3)
 
 
-def test_no_closure_without_need():
-    closures = []
+class Evaluating(Net):
+    evaluations = 0
 
-    class Noting(SGD):
-        def step(self, closure=None):
-            closures.append(closure)
-            return super().step(closure)
+    def training_step(self, batch, batch_idx=0):
+        self.evaluations += 1
+        return super().training_step(batch, batch_idx)
 
-    fit(Configured(lambda module: Noting(module.parameters(), lr=0.1)), max_epochs=1)
-    assert closures == [None] * 4
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), max_iter=3, lr=0.1)
 
 
 def test_an_optimizer_that_needs_a_closure():
-    class Evaluating(Net):
-        evaluations = 0
-
-        def training_step(self, batch, batch_idx=0):
-            self.evaluations += 1
-            return super().training_step(batch, batch_idx)
-
-        def configure_optimizers(self):
-            return torch.optim.LBFGS(self.parameters(), max_iter=3, lr=0.1)
-
     def evaluate(batch):
         optimizer.zero_grad()
         loss = reference.training_step(batch)
@@ -428,9 +400,9 @@ def test_an_optimizer_that_needs_a_closure():
     optimizer = reference.configure_optimizers()
     for batch in batches(4):
         optimizer.step(partial(evaluate, batch))
-    trainer = fit(module, max_epochs=1)
+    assert fit(module, max_epochs=1).global_step == 4
     assert torch.equal(module.layer.weight, reference.layer.weight)
-    assert (trainer.global_step, module.evaluations) == (4, reference.evaluations)
+    assert module.evaluations == reference.evaluations
 
 
 def test_optimizers_that_step_in_backward():
@@ -551,24 +523,18 @@ def test_two_optimizers(options, tolerance):
 
 
 def test_schedulers_in_manual_optimization():
-    class Stepping(Net):
+    class Stepping(Configured):
         automatic_optimization = False
 
-        def configure_optimizers(self):
-            optimizer = sgd(self)
-            return [optimizer], [halving(optimizer)]
-
         def training_step(self, batch, batch_idx):
-            optimizer = self.optimizers()
             self.manual_backward(self.layer(batch).sum())
-            optimizer.step()
-            seen.append(optimizer.param_groups[0]["lr"])
+            self.optimizers().step()
             if batch_idx % 2:
                 self.lr_schedulers().step()
 
-    seen = []
-    fit(Stepping(), max_epochs=1)  # a warning is an error
-    assert seen == [1.0, 1.0, 0.5, 0.5]
+    module = Stepping(in_dict)
+    fit(module, max_epochs=1)  # a warning is an error
+    assert module.rates == [1.0, 1.0, 0.5, 0.5]
 
 
 def test_a_closure_in_manual_optimization():

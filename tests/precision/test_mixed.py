@@ -64,11 +64,9 @@ def test_one_context_serves_every_batch_and_validation_inside_of_training():
 
 
 def test_weights_that_changed_between_batches_are_cast_anew():
-    precision, module = mixed.bfloat16(), linear()
-    context = precision.forward_context("cpu")
+    module, context = linear(), mixed.bfloat16().forward_context("cpu")
     for value in (1.0, 2.0):
-        with torch.no_grad():
-            module.weight.fill_(value)
+        torch.nn.init.constant_(module.weight, value)
         with context:
             assert module(torch.ones(1, 4)).tolist() == [[4 * value, 4 * value]]
 
@@ -98,11 +96,10 @@ def test_a_sketch_connects_an_ellipsis(make):
 
 
 def test_the_default_scaler_is_torchs_own_for_the_device_of_the_run():
-    precision, module = mixed.float16(), linear()
+    precision = mixed.float16()
     precision.forward_context("cpu")
-    backward(precision, module)
+    backward(precision, linear())
     assert precision.scaler.get_scale() == 2**16
-    assert precision.optimizer_step(torch.optim.SGD(module.parameters(), lr=0.1))
 
 
 def test_float16_parameters_are_refused_when_the_module_is_set_up(precision):
@@ -173,14 +170,6 @@ def test_two_optimizers_share_one_backward(precision):
             optimizer.zero_grad()
             other.zero_grad()
     assert [torch.equal(one.weight, other.weight) for one, other in zip(scaled, plain, strict=True)] == [True, True]
-
-
-def test_only_the_optimizer_that_overflowed_is_skipped(precision):
-    generator, critic = linear(1), linear(2)
-    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (generator, critic)]
-    backward(precision, generator, BIG)
-    backward(precision, critic)
-    assert [precision.optimizer_step(optimizer) for optimizer in optimizers] == [False, True]
 
 
 def test_an_optimizer_without_gradients_steps_as_it_would_without_a_scale(precision):

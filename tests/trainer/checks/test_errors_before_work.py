@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from core import (
-    STRATEGY_REGISTRY,
     Callback,
     Capability,
     ConfigurationError,
@@ -293,24 +292,22 @@ def test_arguments_that_cannot_be_met(options, message):
 
 
 @pytest.mark.parametrize(
-    "option",
+    ("name", "value"),
     [
-        {"logger": True},
-        {"enable_checkpointing": True},
-        {"enable_progress_bar": True},
-        {"enable_model_summary": True},
-        {"num_sanity_val_steps": 2},
-        {"log_every_n_steps": 10},
-        {"fast_dev_run": True},
-        {"detect_anomaly": True},
-        {"profiler": "simple"},
+        ("logger", True),
+        ("enable_checkpointing", True),
+        ("enable_progress_bar", True),
+        ("enable_model_summary", True),
+        ("num_sanity_val_steps", 2),
+        ("log_every_n_steps", 10),
+        ("fast_dev_run", True),
+        ("detect_anomaly", True),
+        ("profiler", "simple"),
     ],
-    ids=lambda option: next(iter(option)),
 )
-def test_barebones_and_something_else(option):
-    name, value = next(iter(option.items()))
+def test_barebones_and_something_else(name, value):
     with pytest.raises(ConfigurationError, match=rf"barebones=True leaves out everything .*, and {name}={value!r} was"):
-        Trainer(accelerator="cpu", barebones=True, **option)
+        Trainer(accelerator="cpu", barebones=True, **{name: value})
 
 
 def test_sync_batchnorm_on_a_cpu():
@@ -339,18 +336,14 @@ def test_manual_optimization_and_what_belongs_to_automatic(options, message):
 # capabilities -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def limited():
-    class Limited(Strategy):
-        has = Capability.NONE
+class Limited(Strategy):
+    def __init__(self, capabilities=Capability.NONE):
+        super().__init__()
+        self.has = capabilities
 
-        @property
-        def capabilities(self):
-            return self.has
-
-    STRATEGY_REGISTRY.register("limited", Limited)
-    yield Limited
-    STRATEGY_REGISTRY.remove("limited")
+    @property
+    def capabilities(self):
+        return self.has
 
 
 @pytest.mark.parametrize(
@@ -370,9 +363,9 @@ def limited():
         ),
     ],
 )
-def test_what_needs_a_capability(limited, module, options, message, capability):
+def test_what_needs_a_capability(module, options, message, capability):
     with pytest.raises(UnsupportedError, match=message) as raised:
-        fit(module, strategy="limited", **options)
+        fit(module, strategy=Limited(), **options)
     assert raised.value.capability is capability
 
 
@@ -385,11 +378,10 @@ def test_what_needs_a_capability(limited, module, options, message, capability):
         (Capability.OWNS_SCHEDULER, "lr_scheduler_step"),
     ],
 )
-def test_an_override_of_what_the_strategy_does_itself(limited, capability, name):
-    limited.has = capability
-    module = type("Own", (Net,), {name: lambda self, *args: None})()
+def test_an_override_of_what_the_strategy_does_itself(capability, name):
+    module = type("Own", (Net,), {name: print})()
     with pytest.raises(UnsupportedError, match=f"Own overrides {name}, and Limited does that inside its own step"):
-        fit(module, strategy="limited")
+        fit(module, strategy=Limited(capability))
 
 
 # what nothing trains ------------------------------------------------------------------------------------------------

@@ -69,11 +69,6 @@ def test_why_and_where(tmp_path, capsys):
     ]
 
 
-def test_least_epochs_are_kept(tmp_path):
-    trainer = fit(tmp_path, EarlyStopping("val_loss", patience=1), [1, 2, 3], min_epochs=5)
-    assert trainer.current_epoch == 5
-
-
 @pytest.mark.parametrize(
     ("losses", "options", "stopped"),
     [
@@ -110,8 +105,10 @@ def test_a_save_at_the_end_of_an_epoch_counts_its_check(tmp_path):
     losses = [3, 4, 5, 6, 7, 8]
     whole = fit(tmp_path, EarlyStopping("val_loss"), losses, Saving())
     options = {"ckpt_path": tmp_path / "c.ckpt", "num_validations": 2}
-    resumed = fit(tmp_path, EarlyStopping("val_loss"), losses, Saving(), **options)
+    stopping = EarlyStopping("val_loss")
+    resumed = fit(tmp_path, stopping, losses, Saving(), **options)
     assert whole.current_epoch == resumed.current_epoch == 4
+    assert (stopping.wait_count, stopping.best_score.item()) == (3, 3)
 
 
 @pytest.mark.parametrize("monitor", ["train_loss", "mean_loss"])
@@ -128,21 +125,18 @@ def test_a_metric_of_training_epochs(tmp_path, monitor):
     assert trainer.current_epoch == 3
 
 
-def test_after_each_validation_that_has_its_own_rhythm(tmp_path):
-    trainer = fit(tmp_path, EarlyStopping("val_loss", patience=1), [3, 2, 2.5], val_check_interval=1)
-    assert trainer.global_step == 3
-
-
-def test_at_the_end_of_epochs_although_validation_has_its_own_rhythm(tmp_path):
-    stopping = EarlyStopping("val_loss", patience=1, check_on_train_epoch_end=True)
-    trainer = fit(tmp_path, stopping, [3, 9, 9, 2, 9, 9, 9, 3], val_check_interval=1)
-    assert trainer.global_step == 8
-
-
-def test_each_validation_counts_once(tmp_path):
-    stopping = EarlyStopping("val_loss", patience=2, check_on_train_epoch_end=True)
-    trainer = fit(tmp_path, stopping, [3, 2, 2.5, 2.1], check_val_every_n_epoch=3, max_epochs=20)
-    assert (trainer.current_epoch, stopping.wait_count) == (12, 2)
+@pytest.mark.parametrize(
+    ("options", "rhythm", "losses", "steps"),
+    [
+        ({"patience": 1}, {"val_check_interval": 1}, [3, 2, 2.5], 3),
+        ({"patience": 1, "check_on_train_epoch_end": True}, {"val_check_interval": 1}, [3, 9, 9, 2, 9, 9, 9, 3], 8),
+        ({"patience": 2, "check_on_train_epoch_end": True}, {"check_val_every_n_epoch": 3}, [3, 2, 2.5, 2.1], 48),
+        ({"patience": 1, "check_on_train_epoch_end": False}, {"num_sanity_val_steps": 2}, [3, 2, 1, 2], 16),
+    ],
+)
+def test_which_checks_count(tmp_path, options, rhythm, losses, steps):
+    trainer = fit(tmp_path, EarlyStopping("val_loss", **options), losses, max_epochs=20, **rhythm)
+    assert trainer.global_step == steps
 
 
 def test_each_training_epoch_counts_once_although_validation_has_its_own_rhythm(tmp_path):
@@ -157,12 +151,6 @@ def test_each_training_epoch_counts_once_although_validation_has_its_own_rhythm(
     assert trainer.current_epoch == 4
 
 
-def test_a_sanity_check_does_not_count(tmp_path):
-    stopping = EarlyStopping("val_loss", patience=1, check_on_train_epoch_end=False)
-    trainer = fit(tmp_path, stopping, [3, 2, 1], num_sanity_val_steps=2, max_epochs=2)
-    assert trainer.current_epoch == 2
-
-
 def test_a_metric_that_was_never_logged(tmp_path):
     with pytest.raises(
         ConfigurationError,
@@ -175,20 +163,6 @@ def test_it_may_be_missing_if_that_is_wanted(tmp_path):
     with pytest.warns(UserWarning, match=r"'loss', which was not logged.*left out, since strict=False"):
         trainer = fit(tmp_path, EarlyStopping("loss", strict=False), [1], max_epochs=2)
     assert trainer.current_epoch == 2
-
-
-def test_waiting_goes_on_when_a_run_is_resumed(tmp_path):
-    def make():
-        return EarlyStopping("val_loss", patience=3)
-
-    losses = [1, 2, 2, 2, 0, 0]
-    checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}")
-    fit(tmp_path, make(), losses, checkpoint, max_epochs=3)
-    resumed = make()
-    options = {"ckpt_path": checkpoint.best_model_path, "num_validations": 3}
-    trainer = fit(tmp_path, resumed, losses, ModelCheckpoint(tmp_path / "d"), **options)
-    assert trainer.current_epoch == 4
-    assert (resumed.wait_count, resumed.best_score.item()) == (3, 1)
 
 
 def test_a_later_fit_begins_anew(tmp_path):

@@ -7,7 +7,7 @@ from support.tiny import Tiny, loader, make_trainer
 
 
 class Breaking(Tiny):
-    """Fails in its sixth step: epoch 1, batch 1."""
+    """Fails in epoch 1."""
 
     def training_step(self, batch, batch_idx):
         if self.current_epoch == 1 and batch_idx == self.fails_at:
@@ -24,35 +24,22 @@ def fit(root, module, *callbacks, ckpt_path=None, **options):
     return trainer
 
 
-def whole(root, **options):
-    module = Tiny()
-    fit(root / "whole", module, **options)
-    return module.layer.weight
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_run_goes_on_from_where_it_broke(tmp_path, error, capsys):
+@pytest.mark.parametrize(
+    ("error", "fails_at", "window", "step"),
+    [(RuntimeError, 1, 1, 5), (KeyboardInterrupt, 1, 1, 5), (RuntimeError, 3, 2, 3)],
+)
+def test_a_run_goes_on_from_where_it_broke(tmp_path, capsys, error, fails_at, window, step):
+    """Batches of a window that is unfinished are seen again."""
     module = Breaking()
-    module.error = error
+    module.error, module.fails_at = error, fails_at
     with pytest.raises(error):
-        fit(tmp_path, module, OnExceptionCheckpoint(tmp_path / "c"))
+        fit(tmp_path, module, OnExceptionCheckpoint(tmp_path / "c"), accumulate_grad_batches=window)
     path = tmp_path / "c/on_exception.ckpt"
-    assert f"{error.__name__}: the state after step 5 is saved in {path}" in capsys.readouterr().out
-    resumed = Tiny()
-    fit(tmp_path, resumed, ckpt_path=path)
-    assert torch.equal(resumed.layer.weight, whole(tmp_path))
-
-
-def test_batches_of_an_unfinished_window_are_seen_again(tmp_path):
-    module = Breaking()
-    module.fails_at = 3
-    with pytest.raises(RuntimeError):
-        fit(tmp_path, module, OnExceptionCheckpoint(tmp_path, "mine"), accumulate_grad_batches=2)
-    saved = load_checkpoint(tmp_path / "mine.ckpt")
-    assert (saved["progress"]["batch"], saved["progress"]["global_step"]) == (2, 3)
-    resumed = Tiny()
-    fit(tmp_path, resumed, ckpt_path=tmp_path / "mine.ckpt", accumulate_grad_batches=2)
-    assert torch.equal(resumed.layer.weight, whole(tmp_path, accumulate_grad_batches=2))
+    assert f"{error.__name__}: the state after step {step} is saved in {path}" in capsys.readouterr().out
+    resumed, whole = Tiny(), Tiny()
+    fit(tmp_path, resumed, ckpt_path=path, accumulate_grad_batches=window)
+    fit(tmp_path / "whole", whole, accumulate_grad_batches=window)
+    assert torch.equal(resumed.layer.weight, whole.layer.weight)
 
 
 def test_model_checkpoint_does_it_if_that_is_wanted(tmp_path):
@@ -71,10 +58,10 @@ def test_a_failure_in_validation_saves_the_weights_and_not_their_average(tmp_pat
 
     module = Failing()
     with pytest.raises(RuntimeError):
-        fit(tmp_path, module, OnExceptionCheckpoint(tmp_path), EMA(0.5))
+        fit(tmp_path, module, OnExceptionCheckpoint(tmp_path, "mine"), EMA(0.5))
     plain = Tiny()
     fit(tmp_path / "plain", plain, max_epochs=1)
-    saved = load_checkpoint(tmp_path / "on_exception.ckpt")
+    saved = load_checkpoint(tmp_path / "mine.ckpt")
     assert torch.equal(saved["model"]["layer.weight"], plain.layer.weight)
 
 

@@ -27,8 +27,8 @@ class WithExample(Nested):
     example_input_array = property(lambda self: torch.zeros(5, 2).uniform_())
 
 
-def summary_of(tmp_path, capsys, module, **options):
-    trainer = make_trainer(tmp_path, enable_model_summary=True, max_steps=1, **options)
+def summary_of(tmp_path, capsys, module, *callbacks):
+    trainer = make_trainer(tmp_path, *callbacks, enable_model_summary=True, max_steps=1)
     trainer.fit(module, loader())
     return capsys.readouterr().out.splitlines()
 
@@ -103,12 +103,8 @@ def test_examples_of_several_arguments(tmp_path, capsys, example, arguments):
     ("depth", "names"), [(0, []), (1, ["layer", "body"]), (-1, ["layer", "body", "body.0", "body.1", "body.2"])]
 )
 def test_depth(tmp_path, capsys, depth, names):
-    trainer = make_trainer(tmp_path, ModelSummary(max_depth=depth), enable_model_summary=True, max_steps=1)
-    trainer.fit(Nested(), loader())
-    out = capsys.readouterr().out
-    rules = [index for index, line in enumerate(out.splitlines()) if line.startswith("---")]
-    rows = out.splitlines()[rules[0] + 1 : rules[1]] if rules else []
-    assert [row.split()[1] for row in rows] == names
+    lines = summary_of(tmp_path, capsys, Nested(), ModelSummary(max_depth=depth))
+    assert [line.split()[1] for line in lines if line.endswith(("train", "eval"))] == names
 
 
 def test_looking_changes_nothing(tmp_path):
@@ -120,16 +116,6 @@ def test_looking_changes_nothing(tmp_path):
     assert torch.equal(before, torch.get_rng_state())
     assert [child.training for child in module.modules()] == modes
     assert not any(child._forward_hooks for child in module.modules())
-
-
-def test_training_is_the_same_with_and_without_an_example(tmp_path):
-    weights = []
-    for module, enabled in ((WithExample(), True), (Nested(), False)):
-        torch.manual_seed(7)
-        trainer = make_trainer(tmp_path, enable_model_summary=enabled, max_epochs=1)
-        trainer.fit(module, loader())
-        weights.append(module.layer.weight.tolist())
-    assert weights[0] == weights[1]
 
 
 def test_lazy_layers_are_named(tmp_path, capsys):
@@ -163,13 +149,8 @@ def test_shorten(number, text):
     assert shorten(int(number)) == text
 
 
-def test_switched_off(tmp_path, capsys):
+def test_what_contradicts_it(tmp_path):
     with pytest.raises(ConfigurationError, match=r"enable_model_summary=False, and callbacks has a ModelSummary"):
         make_trainer(tmp_path, ModelSummary())
-    make_trainer(tmp_path, max_steps=1).fit(Nested(), loader())
-    assert "params" not in capsys.readouterr().out
-
-
-def test_a_depth_that_cannot_be():
     with pytest.raises(ConfigurationError, match=r"ModelSummary\(max_depth=-2\): expected 0 or more, or -1"):
         ModelSummary(max_depth=-2)

@@ -23,6 +23,11 @@ from support.tiny import Tiny, loader, make_trainer
 PROGRAM = Path(__file__).with_name("bar_program.py")
 
 
+def run_in(folder):
+    run = f"runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
+    return f"import runpy, sys; sys.argv = ['', {str(folder)!r}]; {run};"
+
+
 def terminal(width=100):
     return Console(file=io.StringIO(), force_terminal=True, width=width, _environ={})
 
@@ -76,13 +81,6 @@ def test_the_screen_is_left_in_order(tmp_path):
     assert type(sys.stdout).__name__ != "FileProxy"
 
 
-def test_without_rows(tmp_path):
-    console = terminal()
-    fit(tmp_path, RichProgressBar(console=console, leave=False))
-    assert "Epoch 1/1" in text_of(console)
-    assert not any(line.startswith("epoch") for line in text_of(console).splitlines())
-
-
 def test_metrics_that_do_not_fit_are_cut(tmp_path):
     class Many(Tiny):
         def training_step(self, batch, batch_idx):
@@ -93,6 +91,7 @@ def test_metrics_that_do_not_fit_are_cut(tmp_path):
     fit(tmp_path, RichProgressBar(console=console, refresh_interval_s=1e-9, leave=False), module=Many())
     lengths = [len(line) for part in text_of(console).split("\r") for line in part.splitlines()]
     assert max(lengths) <= 70 - len("^C"), "with what a terminal writes there, a line is cleared as one"
+    assert not any(line.startswith("epoch") for line in text_of(console).splitlines())
 
 
 @pytest.mark.parametrize("stage", ["validate", "test"])
@@ -165,27 +164,18 @@ def test_on_a_terminal_what_is_printed_stays_whole_above_the_bar(tmp_path):
 # lines --------------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_terminal_the_table_is_plain(tmp_path):
+def test_without_a_terminal_the_table_is_plain_and_rich_stays_out(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    out = programs.run([sys.executable, PROGRAM, tmp_path], env=environment)
+    out = programs.run([sys.executable, "-c", f"{run_in(tmp_path)} print('rich' in sys.modules)"], env=environment)
     assert "\x1b" not in out.stdout
     assert "Epoch" not in out.stdout
     lines = [line.split() for line in out.stdout.splitlines()]
     assert ["epoch", "step", "time", "it/s", "train_loss", "val_loss"] in lines
     assert [line[:2] for line in lines if len(line) == 6 and line[0] in "01"] == [["0", "4"], ["1", "8"]]
-    assert out.stdout.splitlines()[-1].startswith("Test: test_loss ")
+    told, is_imported = out.stdout.splitlines()[-2:]
+    assert told.startswith("Test: test_loss ")
+    assert is_imported == "False"
     assert out.stderr == ""
-
-
-def test_rich_is_not_imported_without_a_terminal(tmp_path):
-    code = (
-        f"import runpy, sys; sys.argv = ['', {str(tmp_path)!r}]; runpy.run_path({str(PROGRAM)!r}, run_name='__main__');"
-        "print('rich' in sys.modules)"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    out = programs.run([sys.executable, "-c", code], env=environment, timeout=120)
-    assert out.returncode == 0, out.stderr
-    assert out.stdout.splitlines()[-1] == "False"
 
 
 def test_a_long_epoch_has_lines_in_between(tmp_path, capsys):
@@ -379,18 +369,11 @@ def test_in_a_notebook_the_bar_is_updated_and_lines_follow(tmp_path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):  # else in the home
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    code = (
-        f"import runpy, sys; sys.argv = ['', {str(tmp_path)!r}]; runpy.run_path({str(PROGRAM)!r}, run_name='__main__');"
-    )
-    cells = [nbformat.v4.new_code_cell(part) for part in (code, RANKS, "fit(True)")]
+    cells = [nbformat.v4.new_code_cell(part) for part in (run_in(tmp_path), RANKS, "fit(True)")]
     notebook = nbformat.v4.new_notebook(cells=cells)
     client = Watching(notebook, timeout=100, allow_errors=True)
     client.execute()
     outputs = notebook.cells[0].outputs
-    printed = "".join(output.text for output in outputs if output.output_type == "stream")
-    rows = [line.split() for line in printed.splitlines()]
-    assert ["epoch", "step", "time", "it/s", "train_loss", "val_loss"] in rows
-    assert [row[:2] for row in rows if len(row) == 6 and row[0] in "01"] == [["0", "4"], ["1", "8"]]
     shown = "".join(output.data.get("text/plain", "") for output in outputs if output.output_type == "display_data")
     assert "━" not in shown, "the bar is gone at the end"
     assert "trainable parameters" in shown
@@ -401,15 +384,10 @@ def test_in_a_notebook_the_bar_is_updated_and_lines_follow(tmp_path, monkeypatch
     assert done == sorted(set(done)), "drawn by the main process, as rank 0 goes on"
     assert done[0] == 0
     assert len(done) > 2
-    assert "━" in bars[-1]
-    assert "it/s" in bars[-1]
     (shown,) = (output.data for output in of_ranks if output.output_type == "display_data")
     assert shown == {"text/plain": "", "text/html": ""}, "the bar is gone at the end, and takes no room"
     printed = "".join(output.text for output in of_ranks if output.output_type == "stream")
-    assert "trainable parameters" in printed
     assert [line.split()[:2] for line in printed.splitlines()[-3:-1]] == [["epoch", "step"], ["0", "6"]]
     assert printed.splitlines()[-1] == "ddp_notebook"
     (error,) = (output for output in of_error if output.output_type == "error")
-    lines = "\n".join(error.traceback).splitlines()
-    assert "Rank " in lines[-1]
-    assert "KeyError: 'a bug'" in lines[-1]
+    assert re.search(r"Rank .*KeyError: 'a bug'", "\n".join(error.traceback).splitlines()[-1])

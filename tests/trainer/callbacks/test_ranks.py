@@ -1,6 +1,5 @@
-"""Two processes whose metrics and clocks differ: rank 0's count, and nobody is left behind."""
+"""Two ranks whose metrics and clocks differ: rank 0's count, and nobody is left behind."""
 
-import ast
 import os
 import pickle
 import sys
@@ -10,27 +9,63 @@ from datetime import timedelta
 import pytest
 import torch
 
+from core import WorkerError
 from core.callbacks import EMA, EarlyStopping, ModelCheckpoint, RichProgressBar, StochasticWeightAveraging, Timer
 from core_testing import in_one_process
-from support.tiny import Tiny, loader
-from support.tiny import make_trainer as make_single_trainer
-from trainer.callbacks.ranks_program import Normalized, Slowed, Torn, make_trainer
+from support.tiny import Tiny, loader, make_trainer
 
 
-@pytest.fixture
-def told(tmp_path, monkeypatch):
-    """The results that the ranks have written at the end."""
-    monkeypatch.setenv("RANKS_OUT", str(tmp_path / "told"))
-    return lambda: ast.literal_eval((tmp_path / "told").read_text())
+class Torn(Tiny):
+    """Rank 0's `val_loss` gets worse after the second epoch; rank 1's never does, and it has no `x`."""
+
+    def validation_step(self, batch, batch_idx):
+        rank, epoch = self.global_rank, self.current_epoch
+        value = [3.0, 1.0, 2.0, 2.5, 4.0][epoch] if rank == 0 else -float(epoch)
+        self.log("val_loss", value, sync_dist=False)
+        if rank == 0:
+            self.log("x", value, sync_dist=False)
 
 
-def test_they_rank_checkpoints_and_stop_as_rank_0_says(tmp_path, told):
+class Slowed(Tiny):
+    """A scheduler by step, on a value that gets no better on rank 0, and better on rank 1."""
+
+    def training_step(self, batch, batch_idx):
+        self.log("own", -float(batch_idx * self.global_rank))
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step", "monitor": "own"},
+        }
+
+    def on_train_end(self):
+        self.last_rate = self.optimizers().param_groups[0]["lr"]
+
+
+class Normalized(Tiny):
+    def __init__(self, has_equal_statistics):
+        super().__init__()
+        self.has_equal_statistics = has_equal_statistics
+        self.norm = torch.nn.BatchNorm1d(2)
+
+    def forward(self, x):
+        return self.layer(self.norm(x))
+
+    def compared(self):
+        statistics = [self.norm.running_mean, self.norm.running_var] if self.has_equal_statistics else []
+        return torch.cat([self.layer.weight.detach().flatten(), *statistics])
+
+
+def test_they_rank_checkpoints_and_stop_as_rank_0_says(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}-{x:.1f}", monitor="x", save_last="link")
     stopping = EarlyStopping("val_loss", patience=2)
     checkpoint, stopping = pickle.loads(pickle.dumps((checkpoint, stopping)))  # as on the way to spawned ranks
-    trainer = make_trainer(tmp_path, checkpoint, stopping, max_epochs=5)
+    trainer = make_trainer(tmp_path, checkpoint, stopping, strategy="ddp_fork", devices=2, max_epochs=5)
     trainer.fit(Torn(), loader(16), loader())
-    assert told() == [(4, 16), (4, 16)]
+    assert (trainer.current_epoch, trainer.global_step) == (4, 16)
     names = sorted(name for name in os.listdir(tmp_path / "c") if not name.endswith(".digest"))
     assert names == ["epoch=1-x=1.0.ckpt", "last.ckpt"]
     # The caller has rank 0's state.
@@ -41,7 +76,8 @@ def test_they_rank_checkpoints_and_stop_as_rank_0_says(tmp_path, told):
 
 
 def fit(module, root, *callbacks, **options):
-    make_trainer(root, *callbacks, strategy="ddp", **options).fit(module, loader(16, batch_size=2), loader())
+    options = {"strategy": "ddp", "devices": 2, **options}
+    make_trainer(root, *callbacks, **options).fit(module, loader(16, batch_size=2), loader())
     return module
 
 
@@ -50,15 +86,16 @@ def test_a_scheduler_that_monitors_a_value_of_single_steps_takes_rank_0s(tmp_pat
     assert [module.last_rate for module in modules] == [0.125, 0.125]
 
 
-def test_they_stop_by_rank_0s_clock(tmp_path, told):
-    timer = Timer(timedelta(seconds=0.3))
-    checkpoint = ModelCheckpoint(tmp_path / "c", train_time_interval=timedelta(seconds=0.1))
-    trainer = make_trainer(tmp_path, timer, checkpoint, max_epochs=-1)
-    trainer.fit(Torn(), loader(16))
-    first, second = told()
+def test_they_stop_by_rank_0s_clock(tmp_path):
+    def train():
+        timer, checkpoint = Timer({"seconds": 0.3}), ModelCheckpoint(tmp_path / "c", train_time_interval=timedelta(0))
+        module = fit(Torn(), tmp_path, timer, checkpoint, max_epochs=-1, limit_val_batches=0)
+        assert timer.time_elapsed() >= 0.3
+        assert os.path.exists(checkpoint.best_model_path)
+        return module.trainer.global_step
+
+    first, second = in_one_process(train)
     assert first == second
-    assert timer.time_elapsed() >= 0.3
-    assert os.path.exists(checkpoint.best_model_path)
 
 
 @pytest.mark.parametrize(
@@ -74,27 +111,14 @@ def test_they_have_the_same_average(tmp_path, average, has_equal_statistics):
 
 def test_the_average_of_two_ranks_is_that_of_one(tmp_path):
     whole, options = Tiny().double(), {"max_epochs": 2, "precision": "64-true"}
-    make_single_trainer(tmp_path, EMA(0.5), **options).fit(whole, loader(16, batch_size=4))
+    make_trainer(tmp_path, EMA(0.5), **options).fit(whole, loader(16, batch_size=4))
     for split in in_one_process(lambda: fit(Tiny().double(), tmp_path, EMA(0.5), **options)):
         assert torch.allclose(whole.layer.weight, split.layer.weight, rtol=0, atol=1e-10)
 
 
-def test_one_of_them_draws(tmp_path, capfd):
-    make_single_trainer(
-        tmp_path, RichProgressBar(), strategy="ddp_fork", devices=2, enable_progress_bar=True, max_epochs=1
-    ).fit(Tiny(), loader(16))
-    assert capfd.readouterr().out.count("train_loss") == 1
-
-
-def test_an_exception_in_one_of_them_saves_nothing_and_says_so(tmp_path, capfd):
-    with pytest.raises(Exception, match="broken"):
-        make_trainer(tmp_path, ModelCheckpoint(tmp_path / "c", save_on_exception=True), max_epochs=2).fit(
-            Broken(), loader(16)
-        )
-    assert not (tmp_path / "c").exists()
-    assert (
-        "RuntimeError came in a run of 2 processes, which can't be brought to save together" in capfd.readouterr().err
-    )
+def test_one_of_them_draws(tmp_path, capsys):
+    in_one_process(lambda: fit(Tiny(), tmp_path, RichProgressBar(), enable_progress_bar=True, max_epochs=1))
+    assert capsys.readouterr().out.count("train_loss") == 1
 
 
 class Broken(Tiny):
@@ -107,3 +131,11 @@ class Broken(Tiny):
         if batch_idx == 2 and self.global_rank == 1:
             raise RuntimeError("broken")
         return super().training_step(batch, batch_idx)
+
+
+def test_an_exception_in_one_of_them_saves_nothing_and_says_so(tmp_path, capfd):
+    saver = ModelCheckpoint(tmp_path / "c", save_on_exception=True)
+    with pytest.raises(WorkerError, match="broken"):
+        fit(Broken(), tmp_path, saver, strategy="ddp_fork", max_epochs=2)
+    assert not (tmp_path / "c").exists()
+    assert "RuntimeError came in a run of 2 processes, which can't be brought to save" in capfd.readouterr().err

@@ -25,7 +25,7 @@ def test_it_measures_each_stage(tmp_path):
     assert timer.time_elapsed("test") == 0
     trainer.test(Tiny(), loader())
     assert timer.time_elapsed() >= 2 * 4 * 2 * 0.02
-    assert 2 * 4 * 0.02 <= timer.time_elapsed("validate") < timer.time_elapsed("train")
+    assert timer.time_elapsed("validate") >= 2 * 4 * 0.02
     assert timer.time_elapsed("sanity_check") >= 2 * 0.02
     assert timer.time_elapsed("test") > 0
     assert timer.end_time() > timer.start_time()

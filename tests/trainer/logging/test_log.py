@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Logger, ModuleError, Trainer
-from core.callbacks import EarlyStopping, ModelCheckpoint
 from core.trainer.logging.scalar_widths import widest_float
+from core_testing import in_one_process
 from support import late_torchmetrics as torchmetrics
 from support.small_nets import QUIET, Net, batches
 
@@ -27,15 +27,44 @@ class Recorder(Logger):
 
 
 class Logging(Net):
-    """Runs `act(self, hook, ...)` in every hook that is named."""
+    """Calls `act(self, ...)` in every hook that is named."""
 
     def __init__(self, act, *hooks):
         super().__init__()
         for hook in hooks:
-            setattr(self, hook, lambda *args, hook=hook: act(self, hook, *args))
+            setattr(self, hook, lambda *args: act(self, *args))
 
-    def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx)
+
+class Validating(Logging):
+    def validation_step(self, batch):
+        pass
+
+
+def in_training(act):
+    """A module whose training steps begin with `act(module, batch, batch_idx)`."""
+
+    class InTraining(Net):
+        def training_step(self, batch, batch_idx):
+            act(self, batch, batch_idx)
+            return super().training_step(batch, batch_idx)
+
+    return InTraining()
+
+
+def in_validation(act):
+    class InValidation(Net):
+        def validation_step(self, batch, batch_idx):
+            act(self, batch, batch_idx)
+
+    return InValidation()
+
+
+def log_in_step(**options):
+    return in_training(lambda module, batch, batch_idx: module.log("value", float(batch_idx), **options))
+
+
+def log_in_validation(**options):
+    return in_validation(lambda module, batch, batch_idx: module.log("value", float(batch_idx), **options))
 
 
 def fit(module, *, num_batches=3, validation=None, **options):
@@ -44,13 +73,8 @@ def fit(module, *, num_batches=3, validation=None, **options):
     return trainer
 
 
-def log_in_step(**options):
-    class InStep(Net):
-        def training_step(self, batch, batch_idx):
-            self.log("value", float(batch_idx), **options)
-            return super().training_step(batch, batch_idx)
-
-    return InStep()
+def values_of(trainer):
+    return {name: value.item() for name, value in trainer.callback_metrics.items()}
 
 
 # defaults -----------------------------------------------------------------------------------------------------------
@@ -95,39 +119,24 @@ def test_a_hook_of_a_step_logs_steps(hook):
     assert [values["value"] for _, values in recorder.rows] == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("hook", BY_EPOCH)
-def test_a_hook_of_an_epoch_logs_the_epoch(hook):
-    recorder = Recorder()
-    fit(Logging(lambda module, *_: module.log("value", 2.0), hook), logger=recorder)
-    assert [values for _, values in recorder.rows] == [{"epoch": 0.0, "value": 2.0}]
-
-
-@pytest.mark.parametrize("hook", IN_VALIDATION)
-def test_a_hook_of_validation_logs_the_run(hook):
-    class Validating(Logging):
-        def validation_step(self, batch):
-            pass
-
+@pytest.mark.parametrize("hook", BY_EPOCH + IN_VALIDATION)
+def test_a_hook_of_an_epoch_or_of_validation_logs_once(hook):
     recorder = Recorder()
     module = Validating(lambda module, *_: module.log("value", 2.0), hook)
     trainer = fit(module, validation=batches(2), logger=recorder)
     assert [values for _, values in recorder.rows] == [{"epoch": 0.0, "value": 2.0}]
-    assert trainer.validate(module, batches(2)) == [{"value": 2.0}]
+    if hook in IN_VALIDATION:
+        assert trainer.validate(module, batches(2)) == [{"value": 2.0}]
 
 
 @pytest.mark.parametrize("hook", NOWHERE)
 def test_a_hook_in_which_nothing_is_collected(hook):
-    class Validating(Logging):
-        def validation_step(self, batch):
-            pass
-
     module = Validating(lambda module, *_: module.log("value", 2.0), hook)
     message = (
         r"self.log\('value'\) was called outside of the training, validation or test that a Trainer runs, where noth"
+        r".* Log in a training, validation or test step, or in a hook betw"
     )
-    with pytest.raises(
-        ModuleError, match=message + r".* Log in a training, validation or test step, or in a hook betw"
-    ):
+    with pytest.raises(ModuleError, match=message):
         fit(module, validation=batches(1), num_sanity_val_steps=1)
 
 
@@ -159,11 +168,7 @@ def test_step_and_epoch():
     recorder = Recorder()
     trainer = fit(log_in_step(on_step=True, on_epoch=True), logger=recorder)
     assert [values.get("value_step", values.get("value_epoch")) for _, values in recorder.rows] == [0.0, 1.0, 2.0, 1.0]
-    assert {name: float(value) for name, value in trainer.callback_metrics.items()} == {
-        "value_step": 2.0,
-        "value_epoch": 1.0,
-        "value": 1.0,
-    }
+    assert values_of(trainer) == {"value_step": 2.0, "value_epoch": 1.0, "value": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -173,17 +178,6 @@ def test_step_and_epoch():
 def test_reductions(reduction, expected):
     trainer = fit(log_in_step(on_step=False, on_epoch=True, reduce_fx=reduction))
     assert float(trainer.callback_metrics["value"]) == expected
-
-
-def test_means_are_weighted_by_batch_size():
-    class Weighted(Net):
-        def validation_step(self, batch, batch_idx):
-            self.log("inferred", float(batch_idx))
-            self.log("given", float(batch_idx), batch_size=1 + 9 * batch_idx)
-
-    data = [torch.ones(3, 4), torch.ones(1, 4)]
-    results = Trainer(**QUIET).validate(Weighted(), data)
-    assert results == [{"inferred": pytest.approx(1 / 4), "given": pytest.approx(10 / 11)}]
 
 
 class Graphs:
@@ -199,23 +193,24 @@ class Labeled:
     x: torch.Tensor
 
 
-class InferredSize(Net):
-    def validation_step(self, batch, batch_idx):
-        self.log("value", float(batch_idx))
-
-
 @pytest.mark.parametrize(
     "make",
     [
+        lambda size: torch.ones(size, 4),
         Graphs,
         lambda size: UserDict(ids=torch.ones(size, 4)),
         lambda size: MappingProxyType({"scale": torch.tensor(2.0), "x": torch.ones(size, 4)}),
         lambda size: Labeled("text", torch.ones(size, 4)),
     ],
-    ids=["graphs", "UserDict", "mapping", "dataclass"],
+    ids=["tensor", "graphs", "UserDict", "mapping", "dataclass"],
 )
-def test_means_are_weighted_by_the_size_of_any_batch(make):
-    assert Trainer(**QUIET).validate(InferredSize(), [make(3), make(1)]) == [{"value": pytest.approx(1 / 4)}]
+def test_means_are_weighted_by_batch_size(make):
+    def act(module, batch, batch_idx):
+        module.log("inferred", float(batch_idx))
+        module.log("given", float(batch_idx), batch_size=1 + 9 * batch_idx)
+
+    results = Trainer(**QUIET).validate(in_validation(act), [make(3), make(1)])
+    assert results == [{"inferred": pytest.approx(1 / 4), "given": pytest.approx(10 / 11)}]
 
 
 @pytest.mark.parametrize(
@@ -236,46 +231,26 @@ def test_means_are_weighted_by_the_size_of_any_batch(make):
 )
 def test_a_size_that_cannot_be_told(make, expected, message):
     with pytest.warns(UserWarning, match=message) as warned:
-        results = Trainer(**QUIET).validate(InferredSize(), [make(3), make(1)])
+        results = Trainer(**QUIET).validate(log_in_validation(), [make(3), make(1)])
     assert results == [{"value": expected}]
     assert [str(each.message).count("batch_size=number of samples") for each in warned] == [1]
-    Trainer(**QUIET).validate(log_validation(reduce_fx="sum"), [make(3)])  # where no size is needed, nobody asks
-    Trainer(**QUIET).validate(log_validation(batch_size=3), [make(3)])
-
-
-def log_validation(**options):
-    class InValidation(Net):
-        def validation_step(self, batch, batch_idx):
-            self.log("value", float(batch_idx), **options)
-
-    return InValidation()
+    Trainer(**QUIET).validate(log_in_validation(reduce_fx="sum"), [make(3)])  # where no size is needed, nobody asks
+    Trainer(**QUIET).validate(log_in_validation(batch_size=3), [make(3)])
 
 
 def test_a_batch_of_no_samples_counts_for_nothing():
-    class Empty(Net):
-        def validation_step(self, batch):
-            self.log("value", batch.mean())
-
-    assert Trainer(**QUIET).validate(Empty(), [torch.ones(2, 4), torch.ones(0, 4)]) == [{"value": 1.0}]
+    module = in_validation(lambda module, batch, batch_idx: module.log("value", batch.mean()))
+    assert Trainer(**QUIET).validate(module, [torch.ones(2, 4), torch.ones(0, 4)]) == [{"value": 1.0}]
 
 
 # digits -------------------------------------------------------------------------------------------------------------
 
 
-class LogsInTurn(Net):
-    """Logs one of the values in each validation step."""
-
-    def __init__(self, values, **options):
-        super().__init__()
-        self.values, self.options = values, options
-
-    def validation_step(self, batch, batch_idx):
-        self.log("value", self.values[batch_idx], **self.options)
-
-
 def validated(values, **options):
+    """The result of one value in each validation step."""
+    module = in_validation(lambda module, batch, batch_idx: module.log("value", values[batch_idx], **options))
     trainer = Trainer(**QUIET)
-    (result,) = trainer.validate(LogsInTurn(values, **options), batches(len(values)))
+    (result,) = trainer.validate(module, batches(len(values)))
     assert trainer.callback_metrics["value"].item() == pytest.approx(result["value"], rel=0, abs=0, nan_ok=True)
     return result["value"]
 
@@ -313,9 +288,9 @@ def test_sums_keep_their_digits(values, expected):
         ([torch.full((), 1 + 2**-7, dtype=torch.bfloat16)] * 300, 1 + 2**-7),
     ],
 )
-def test_means_keep_their_digits(values, expected):
-    assert validated(values) == pytest.approx(expected, rel=1e-15)
-    assert validated(values, batch_size=3) == pytest.approx(expected, rel=1e-15)
+@pytest.mark.parametrize("options", [{}, {"batch_size": 3}])
+def test_means_keep_their_digits(values, expected, options):
+    assert validated(values, **options) == pytest.approx(expected, rel=1e-15)
 
 
 @pytest.mark.parametrize(("reduction", "expected"), [("min", 0.1), ("max", LARGE)])
@@ -325,17 +300,13 @@ def test_extremes_keep_their_digits(reduction, expected):
 
 @pytest.mark.parametrize(("reduction", "expected"), [("sum", 6.0), ("min", 1.0), ("max", 3.0), ("mean", 2.0)])
 def test_a_tensor_that_changes_after_it_was_logged(reduction, expected):
-    class Counting(Net):
-        count = torch.zeros((), dtype=torch.float64)
-
-        def validation_step(self, batch):
-            self.log("value", self.count.add_(1), reduce_fx=reduction)
-
-    assert Trainer(**QUIET).validate(Counting(), batches(3)) == [{"value": expected}]
+    count = torch.zeros((), dtype=torch.float64)
+    module = in_validation(lambda module, *_: module.log("value", count.add_(1), reduce_fx=reduction))
+    assert Trainer(**QUIET).validate(module, batches(3)) == [{"value": expected}]
 
 
-@pytest.mark.parametrize("options", [{}, {"on_epoch": True}], ids=["by step", "by step and epoch"])
-def test_a_loss_that_is_scaled_after_it_was_logged(options):
+@pytest.mark.parametrize(("options", "name"), [({}, "value"), ({"on_epoch": True}, "value_step")])
+def test_a_loss_that_is_scaled_after_it_was_logged(options, name):
     class Scaling(Net):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
@@ -344,9 +315,9 @@ def test_a_loss_that_is_scaled_after_it_was_logged(options):
             return loss.mul_(100)
 
     trainer = fit(Scaling(), logger=(recorder := Recorder()))
-    name = "value_step" if options else "value"
     assert [row[name] for _, row in recorder.rows if name in row] == [1.0, 2.0, 3.0]
     assert trainer.callback_metrics[name].item() == trainer.progress_bar_metrics[name] == 3.0
+    assert not any(value.requires_grad for value in trainer.callback_metrics.values())
 
 
 @pytest.mark.parametrize("values", [[math.nan, 1.0], [1.0, math.nan], [1.0, torch.tensor(math.nan)]])
@@ -361,12 +332,13 @@ STEP_TENSORS = [
     torch.tensor(0.1, dtype=torch.bfloat16),
     torch.tensor(True),
     torch.tensor(200, dtype=torch.uint8),
+    torch.ones(1, 1),
 ]
 
 
-@pytest.mark.parametrize("value", [0.1, LARGE, *STEP_TENSORS])
+@pytest.mark.parametrize("value", [0.1, LARGE, True, np.float32(0.1), np.float64(0.1), *STEP_TENSORS])
 def test_a_step_keeps_its_digits(value):
-    module = Logging(lambda module, *_: module.log("value", value, prog_bar=True), "on_train_batch_end")
+    module = in_training(lambda module, *_: module.log("value", value, prog_bar=True))
     trainer = fit(module, logger=(recorder := Recorder()))
     assert trainer.callback_metrics["value"].item() == trainer.progress_bar_metrics["value"] == float(value)
     assert recorder.rows[-1][1]["value"] == float(value)
@@ -383,16 +355,16 @@ def test_a_device_without_float64():
 
 
 def test_the_bar_and_the_loggers_get_what_is_meant_for_them():
-    class Sorted(Net):
-        def training_step(self, batch, batch_idx):
-            self.log_dict({"shown": 1.0, "both": 2.0}, prog_bar=True, logger=False, on_epoch=False)
-            self.log("logged", 3.0)
-            return super().training_step(batch, batch_idx)
+    def act(module, *_):
+        module.log_dict({"shown": 1.0, "both": 2.0}, prog_bar=True, logger=False, on_epoch=False)
+        module.log("logged", 3.0)
 
-    recorder = Recorder()
-    trainer = fit(Sorted(), logger=recorder)
+    recorder, module = Recorder(), in_training(act)
+    module.validation_step = lambda batch: module.log("val", 4.0)
+    trainer = fit(module, validation=batches(1), logger=recorder)
     assert trainer.progress_bar_metrics == {"shown": 1.0, "both": 2.0}
-    assert recorder.rows[-1][1] == {"epoch": 0.0, "logged": 3.0}
+    assert recorder.rows[-2][1] == {"epoch": 0.0, "logged": 3.0}
+    assert {name: value.item() for name, value in trainer.logged_metrics.items()} == {"logged": 3.0, "val": 4.0}
 
 
 def test_several_loaders():
@@ -403,27 +375,6 @@ def test_several_loaders():
 
     results = Trainer(**QUIET).validate(Several(), [DataLoader(TensorDataset(torch.ones(2, 4)))] * 2)
     assert results == [{"own/dataloader_idx_0": 0.0, "all": 0.5}, {"own/dataloader_idx_1": 1.0, "all": 0.5}]
-
-
-@pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1), np.float64(1), np.array([1.0]), torch.ones(1, 1)])
-def test_numbers(value):
-    class Numbers(Net):
-        def training_step(self, batch, batch_idx):
-            self.log("value", value, on_epoch=True)
-            return super().training_step(batch, batch_idx)
-
-    assert float(fit(Numbers()).callback_metrics["value"]) == 1.0
-
-
-def test_a_logged_loss_keeps_no_graph():
-    class Keeping(Net):
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            self.log("loss", loss, on_step=True, on_epoch=True)
-            return loss
-
-    trainer = fit(Keeping())
-    assert not any(value.requires_grad for value in trainer.callback_metrics.values())
 
 
 # what is seen when ---------------------------------------------------------------------------------------------------
@@ -437,8 +388,7 @@ class Seeing(Net):
         self.seen, self.num_steps, self.num_checks = [], 0, 0
 
     def note(self, hook):
-        values = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
-        self.seen.append((hook, values))
+        self.seen.append((hook, values_of(self.trainer)))
 
     def training_step(self, batch, batch_idx):
         self.num_steps += 1
@@ -487,55 +437,11 @@ def test_a_value_is_seen_until_its_name_is_logged_again():
     ]
 
 
-def test_the_hooks_of_an_epochs_end_see_its_values():
-    module = Seeing()
-    Trainer(**QUIET, max_epochs=3).fit(module, batches(2), batches(1))
-    ends = [values["mean"] for hook, values in module.seen if hook == "train epoch end"]
-    assert ends == [1.5, 3.5, 5.5]
-    checks = [values["shared"] for hook, values in module.seen if hook == "validation epoch end"]
-    assert checks == [-1.0, -2.0, -3.0]
-
-
 def test_nothing_of_the_sanity_check_is_seen():
     module = Seeing()
     module.on_validation_epoch_end = lambda: None
     Trainer(**{**QUIET, "num_sanity_val_steps": 1}, max_epochs=1).fit(module, batches(1), batches(1))
     assert module.seen[2] == ("batch start", {})
-
-
-def test_a_step_of_a_metric_object_is_seen_after_its_epoch():
-    class Stepping(Net):
-        def __init__(self):
-            super().__init__()
-            self.mean = torchmetrics.MeanMetric()
-
-        def training_step(self, batch, batch_idx):
-            self.log("mean", self.mean, on_step=True, on_epoch=True)
-            self.mean(float(batch_idx))
-            return super().training_step(batch, batch_idx)
-
-    values = fit(Stepping()).callback_metrics
-    assert {name: value.item() for name, value in values.items()} == {"mean_step": 2.0, "mean_epoch": 1.0, "mean": 1.0}
-
-
-@pytest.mark.parametrize("monitor", ["loss", "loss_by_epoch"])
-def test_callbacks_that_monitor_training_while_validation_runs_within_epochs(monitor, tmp_path):
-    class Monitored(Net):
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            self.log("loss", loss)
-            self.log("loss_by_epoch", loss, on_step=False, on_epoch=True)
-            return loss
-
-        def validation_step(self, batch):
-            pass
-
-    callbacks = [ModelCheckpoint(tmp_path, monitor=monitor), EarlyStopping(monitor, patience=9)]
-    options = {**QUIET, "enable_checkpointing": True, "val_check_interval": 0.5, "max_epochs": 2}
-    trainer = Trainer(**options, callbacks=callbacks)
-    trainer.fit(Monitored(), batches(4), batches(1))
-    assert trainer.global_step == 8
-    assert callbacks[0].best_model_score == callbacks[1].best_score > 0
 
 
 # mistakes -----------------------------------------------------------------------------------------------------------
@@ -556,7 +462,7 @@ def test_callbacks_that_monitor_training_while_validation_runs_within_epochs(mon
     ],
 )
 def test_a_value_that_is_no_number(value, message):
-    module = Logging(lambda module, *_: module.log("value", value), "on_train_batch_end")
+    module = in_training(lambda module, *_: module.log("value", value))
     with pytest.raises(ModuleError, match=r"self.log\('value'\) " + message):
         fit(module)
 
@@ -574,38 +480,25 @@ def test_options_that_cannot_be_met(options, message):
 
 
 def test_a_name_logged_in_two_ways():
-    class Twice(Net):
-        def training_step(self, batch, batch_idx):
-            self.log("value", 1.0)
-            self.log("value", 2.0, prog_bar=True)
-
-    with pytest.raises(
-        ModuleError, match=r"'value'\) was called with prog_bar=False and prog_bar=True in one stage. Log"
-    ):
-        fit(Twice())
-
-
-def test_a_name_logged_in_two_hooks():
-    class Twice(Net):
-        def training_step(self, batch, batch_idx):
-            self.log("value", 1.0)
-            return super().training_step(batch, batch_idx)
-
-        def on_train_epoch_end(self):
-            self.log("value", 2.0)
-
-    message = (
-        "with on_step=True and on_epoch=False in one hook, on_step=False and on_epoch=True in another in one stage"
-    )
+    module = log_in_step()
+    module.on_train_batch_start = lambda batch, batch_idx: module.log("value", 2.0, prog_bar=True)
+    message = r"'value'\) was called with prog_bar=True and prog_bar=False in one stage. Log"
     with pytest.raises(ModuleError, match=message):
-        fit(Twice())
+        fit(module)
 
-    class Alike(Twice):
-        def on_train_epoch_end(self):
-            self.log("value", 2.0, on_step=True, on_epoch=False)
 
-    with pytest.raises(ModuleError, match="on_step=None and on_step=True"):
-        fit(Alike())
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "on_step=True and on_epoch=False in one hook, on_step=False and on_epoch=True in another in one stage"),
+        ({"on_step": True, "on_epoch": False}, "on_step=None and on_step=True"),
+    ],
+)
+def test_a_name_logged_in_two_hooks(options, message):
+    module = log_in_step()
+    module.on_train_epoch_end = lambda: module.log("value", 2.0, **options)
+    with pytest.raises(ModuleError, match=message):
+        fit(module)
 
 
 def test_another_module_may_log_in_another_way():
@@ -626,13 +519,8 @@ class Measuring(Net):
     def __init__(self):
         super().__init__()
         self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=2)
-        self.several = torchmetrics.MetricCollection(
-            {
-                "precision": torchmetrics.Precision(task="multiclass", num_classes=2, average="macro"),
-                "recall": torchmetrics.Recall(task="multiclass", num_classes=2, average="macro"),
-            },
-            prefix="val_",
-        )
+        recall = torchmetrics.Recall(task="multiclass", num_classes=2, average="macro")
+        self.several = torchmetrics.MetricCollection({"recall": recall}, prefix="val_")
 
     def validation_step(self, batch, batch_idx):
         inputs, targets = batch
@@ -651,32 +539,9 @@ def classes(num_samples):
 
 def expected_values(inputs, targets):
     predicted = (inputs[:, 0] > 0.5).long()
-    options = {"task": "multiclass", "num_classes": 2}
-    return {
-        "accuracy": (predicted == targets).float().mean().item(),
-        "val_precision": torchmetrics.functional.precision(predicted, targets, average="macro", **options).item(),
-        "val_recall": torchmetrics.functional.recall(predicted, targets, average="macro", **options).item(),
-    }
-
-
-@pytest.mark.parametrize("num_runs", [1, 2])
-def test_metric_objects(num_runs):
-    inputs, targets = classes(50)
-    loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
-    module, trainer = Measuring(), Trainer(**QUIET)
-    for _ in range(num_runs):  # they are reset in between
-        results = trainer.validate(module, loader)
-    assert results == [pytest.approx(expected_values(inputs, targets))]
-
-
-@pytest.mark.parametrize("num_samples", [pytest.param(50, marks=pytest.mark.slow), 8])
-def test_metric_objects_in_two_processes(num_samples):
-    """With 8 samples in one batch, one of the ranks has nothing to measure."""
-    inputs, targets = classes(num_samples)
-    loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
-    trainer = Trainer(**QUIET, strategy="ddp_fork", devices=2)
-    expected = expected_values(inputs, targets)
-    assert trainer.validate(MeasuringLate(expected), loader) == [pytest.approx({**expected, "late": 7.0, "later": 2.0})]
+    options = {"task": "multiclass", "num_classes": 2, "average": "macro"}
+    recall = torchmetrics.functional.recall(predicted, targets, **options)
+    return {"accuracy": (predicted == targets).float().mean().item(), "val_recall": recall.item()}
 
 
 class MeasuringLate(Measuring):
@@ -700,20 +565,34 @@ class MeasuringLate(Measuring):
             self.late.update(7.0)
 
 
-def test_the_newest_value_of_a_metric_object():
-    class Stepping(Net):
-        def __init__(self):
-            super().__init__()
-            self.mean = torchmetrics.MeanMetric()
+@pytest.mark.parametrize("num_samples", [50, 8])
+def test_metric_objects_on_two_ranks(num_samples):
+    """With 8 samples in one batch, one of the ranks has nothing to measure."""
+    inputs, targets = classes(num_samples)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
+    expected = expected_values(inputs, targets)
 
-        def training_step(self, batch, batch_idx):
-            self.mean(float(batch_idx))
-            self.log("mean", self.mean, on_step=True, on_epoch=True)
-            return super().training_step(batch, batch_idx)
+    def validate():
+        return Trainer(**QUIET, strategy="ddp", devices=2).validate(MeasuringLate(expected), loader)
 
-    recorder = Recorder()
-    fit(Stepping(), logger=recorder)
+    assert in_one_process(validate) == [[pytest.approx({**expected, "late": 7.0, "later": 2.0})]] * 2
+
+
+@pytest.mark.parametrize("is_logged_first", [True, False])
+def test_the_newest_value_of_a_metric_object(is_logged_first):
+    def act(module, batch, batch_idx):
+        calls = [
+            lambda: module.log("mean", module.mean, on_step=True, on_epoch=True),
+            lambda: module.mean(float(batch_idx)),
+        ]
+        for call in calls if is_logged_first else calls[::-1]:
+            call()
+
+    module, recorder = in_training(act), Recorder()
+    module.mean = torchmetrics.MeanMetric()
+    trainer = fit(module, logger=recorder)
     assert [values.get("mean_step", values.get("mean_epoch")) for _, values in recorder.rows] == [0.0, 1.0, 2.0, 1.0]
+    assert values_of(trainer) == {"mean_step": 2.0, "mean_epoch": 1.0, "mean": 1.0}
 
 
 class SharedMean(Net):
@@ -788,46 +667,46 @@ def test_metric_objects_that_share_parts(late):
 
 
 def test_a_metric_object_and_something_else():
-    class Mixed(Measuring):
-        def validation_step(self, batch, batch_idx):
-            self.accuracy.update(torch.ones(1), torch.ones(1))
-            self.log("accuracy", 1.0 if batch_idx else self.accuracy)
+    def log_both(module, batch, batch_idx):
+        module.mean.update(1.0)
+        module.log("mean", 1.0 if batch_idx else module.mean)
 
-    with pytest.raises(
-        ModuleError, match=r"'accuracy'\) got MulticlassAccuracy before, and a number now. Log one kind"
-    ):
-        Trainer(**QUIET).validate(Mixed(), batches(2))
+    def log_another(module, batch, batch_idx):
+        other = torchmetrics.MeanMetric()
+        other.update(1.0)
+        module.log("mean", other)
 
-    class Other(Measuring):
-        def validation_step(self, batch, batch_idx):
-            other = torchmetrics.MeanMetric()
-            other.update(1.0)
-            self.log("mean", other)
-
+    module = in_validation(log_both)
+    module.mean = torchmetrics.MeanMetric()
+    with pytest.raises(ModuleError, match=r"'mean'\) got MeanMetric before, and a number now. Log one kind"):
+        Trainer(**QUIET).validate(module, batches(2))
     with pytest.raises(ModuleError, match=r"'mean'\) got MeanMetric before, and another MeanMetric now"):
-        Trainer(**QUIET).validate(Other(), batches(2))
+        Trainer(**QUIET).validate(in_validation(log_another), batches(2))
 
 
 def test_a_metric_object_that_computes_several_numbers():
-    class Confused(Net):
-        def __init__(self):
-            super().__init__()
-            self.confusion = torchmetrics.ConfusionMatrix(task="binary")
+    confusion = torchmetrics.ConfusionMatrix(task="binary")
+    confusion.update(torch.ones(2), torch.ones(2))
+    module = in_validation(lambda module, *_: module.log("confusion", confusion))
+    message = r"'confusion'\) got computes a tensor of shape \(2, 2\); expected one number"
+    with pytest.raises(ModuleError, match=message):
+        Trainer(**QUIET).validate(module, batches(1))
 
-        def validation_step(self, batch):
-            self.confusion.update(torch.ones(2), torch.ones(2))
-            self.log("confusion", self.confusion)
 
+def test_a_metric_that_was_updated_only_has_no_value_of_a_step():
+    metric = torchmetrics.MeanMetric()
+    metric.update(1.0)
+    module = in_training(lambda module, *_: module.log("a", metric))
     with pytest.raises(
-        ModuleError, match=r"'confusion'\) got computes a tensor of shape \(2, 2\); expected one number"
+        ModuleError, match=r"got a MeanMetric that was updated and not called, .* Call it, metric\(\.\.\.\)"
     ):
-        Trainer(**QUIET).validate(Confused(), batches(1))
+        fit(module)
 
 
-# several processes --------------------------------------------------------------------------------------------------
+# several ranks ------------------------------------------------------------------------------------------------------
 
 
-def test_values_of_two_processes():
+def test_values_of_two_ranks():
     class Ranked(Net):
         def training_step(self, batch, batch_idx):
             rank = float(self.global_rank)
@@ -851,10 +730,14 @@ def test_values_of_two_processes():
                 self.log("only_zero", 7.0, rank_zero_only=True)
 
     data = torch.arange(7.0).repeat_interleave(4).reshape(7, 4)
-    trainer = Trainer(**{**QUIET, "max_epochs": 1}, strategy="ddp_fork", devices=2)
-    training = DataLoader(torch.ones(8, 4), batch_size=2)
-    trainer.fit(Ranked(), training, DataLoader(TensorDataset(data), batch_size=2))
-    assert {name: float(value) for name, value in trainer.callback_metrics.items()} == {
+    loaders = DataLoader(torch.ones(8, 4), batch_size=2), DataLoader(TensorDataset(data), batch_size=2)
+
+    def train():
+        trainer = Trainer(**{**QUIET, "max_epochs": 1}, strategy="ddp", devices=2)
+        trainer.fit(Ranked(), *loaders)
+        return values_of(trainer)
+
+    assert in_one_process(train)[0] == {
         "rank_step": 0.0,
         "synced_step": 0.5,
         "large_step": 2 * 16_777_217,
@@ -884,57 +767,24 @@ def test_a_value_that_one_rank_logs_is_named_once():
             if self.global_rank == 1:
                 self.log("at_the_end", 4.0)
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for num_samples in (8, 1):
-            trainer = Trainer(**{**QUIET, "max_epochs": 2}, strategy="ddp_fork", devices=2)
-            validation = DataLoader(torch.ones(num_samples), batch_size=2)
-            trainer.fit(Alone(), DataLoader(torch.ones(4, 4), batch_size=2), validation)
-    assert sorted(str(warning.message).partition(":")[0] for warning in caught) == [
+    def train():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for num_samples in (8, 1):
+                trainer = Trainer(**{**QUIET, "max_epochs": 2}, strategy="ddp", devices=2)
+                validation = DataLoader(torch.ones(num_samples), batch_size=2)
+                trainer.fit(Alone(), DataLoader(torch.ones(4, 4), batch_size=2), validation)
+        return [str(warning.message).partition(":")[0] for warning in caught]
+
+    first, second = in_one_process(train)
+    assert sorted(first + second) == [
         "self.log('alone') is called on rank 0, and not on rank 1",
         "self.log('at_the_end') is called on rank 1, and not on rank 0",
     ]
 
 
-def test_a_metric_that_was_updated_only_has_no_value_of_a_step():
-    class Updating(Net):
-        def __init__(self):
-            super().__init__()
-            self.metric = torchmetrics.MeanMetric()
-
-        def training_step(self, batch, batch_idx):
-            self.metric.update(1.0)
-            self.log("a", self.metric)
-            return super().training_step(batch, batch_idx)
-
-    with pytest.raises(
-        ModuleError, match=r"got a MeanMetric that was updated and not called, .* Call it, metric\(\.\.\.\)"
-    ):
-        fit(Updating())
-
-
-def test_logged_metrics_after_fit_are_those_of_training_and_validation():
-    class Both(Net):
-        def training_step(self, batch, batch_idx):
-            self.log("loss", 1.0)
-            self.log("hidden", 1.0, logger=False)
-            return super().training_step(batch, batch_idx)
-
-        def validation_step(self, batch, batch_idx):
-            self.log("val_loss", 2.0)
-
-    trainer = fit(Both(), validation=batches(1))
-    assert {name: value.item() for name, value in trainer.logged_metrics.items()} == {"loss": 1.0, "val_loss": 2.0}
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_batch_may_be_a_nested_tensor():
-    class Counting(Net):
-        def training_step(self, batch, batch_idx):
-            self.log("size", 1.0, on_step=False, on_epoch=True, reduce_fx="sum")
-            return self.layer(torch.ones(1, 4)).sum()
-
     nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
-    trainer = Trainer(max_epochs=1, **QUIET)
-    trainer.fit(Counting(), [nested])
-    assert trainer.callback_metrics["size"] == 1
+    module = log_in_validation(reduce_fx="max")
+    assert Trainer(**QUIET).validate(module, [nested]) == [{"value": 0.0}]

@@ -67,6 +67,11 @@ RETURNED = "Diverging.training_step returned a loss of nan, seen at step"
         ({"wrap": lambda loss: {"loss": loss}}, {}, f"{RETURNED} 4, in epoch 0."),
         ({"factor": math.inf}, {}, f"{RETURNED} 4, in epoch 0."),  # later ones are NaN
         ({}, {"limit_train_batches": 2}, f"{RETURNED} 2, in epoch 0."),
+        (
+            {"factor": -math.inf},
+            {"limit_train_batches": 2},
+            "Diverging.training_step returned a loss of -inf, seen at step 2, in epoch 0.",
+        ),
         ({}, {"max_steps": 3}, f"{RETURNED} 3, in epoch 0."),
         ({}, {"logger": Silent(), "log_every_n_steps": 3}, f"{RETURNED} 3, in epoch 0."),
         (
@@ -84,17 +89,12 @@ def test_told_once_where_it_is_read(module, options, expected):
     assert "detect_anomaly=True" in message
 
 
-@pytest.mark.parametrize("options", [{}, {"terminate_on_nan": True}])
-def test_the_class_has_the_name_that_its_author_gave_it(options):
+def test_the_class_has_the_name_that_its_author_gave_it():
     module = Diverging()
     # As `fully_shard` does.
     module.__class__ = type("FSDPDiverging", (Diverging,), {"__module__": "torch.distributed.fsdp._fully_shard"})
-    if options:
-        with pytest.raises(NonFiniteLossError, match=r"^Diverging\.training_step returned a loss of nan"):
-            fit(module, **options)
-    else:
-        [message] = told(module)
-        assert message.startswith("Diverging.training_step returned a loss of nan")
+    with pytest.raises(NonFiniteLossError, match=r"^Diverging\.training_step returned a loss of nan"):
+        fit(module, terminate_on_nan=True)
 
 
 class DivergingFrom(Diverging):
@@ -148,46 +148,20 @@ def test_what_to_go_on_from_is_finite_and_from_before(tmp_path, capsys, storage)
     assert told_to(1) == "No checkpoint from before is known to have finite weights.\n"
 
 
-def test_an_infinite_loss():
-    [message] = told(Diverging(-math.inf), limit_train_batches=2)
-    assert message.startswith("Diverging.training_step returned a loss of -inf, seen at step 2, in epoch 0.")
-
-
 class Validating(Net):
     def validation_step(self, batch, batch_idx):
-        self.log("val_loss", math.nan)
+        self.log("Val_Loss", math.nan)
         self.log("share_of_hits", math.nan)
 
 
 def test_the_loss_of_a_validation():
-    seen = "The logged loss 'val_loss' is nan, seen at step"
+    seen = "The logged loss 'Val_Loss' is nan, seen at step"
     [message] = told(Validating(), validation=batches(1), num_sanity_val_steps=1)
     assert message.startswith(f"{seen} 0, in epoch 0.")
-    with pytest.warns(UserWarning, match=seen):
-        Trainer(**QUIET).validate(Validating(), batches(1))
-
-
-def test_a_loss_is_one_in_any_letters_and_is_told_of_in_each_stage():
-    class Loud(Net):
-        def validation_step(self, batch, batch_idx):
-            self.log("LossOfAll", math.nan)
-
     trainer = Trainer(**QUIET)
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="The logged loss 'LossOfAll' is nan"):
-            trainer.validate(Loud(), batches(1))
-
-
-def test_in_manual_optimization():
-    class Manual(Diverging):
-        automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            self.manual_backward(super().training_step(batch, batch_idx))
-            self.optimizers().step()
-
-    [message] = told(Manual(log={"on_epoch": True}))
-    assert message.startswith("The logged loss 'train_loss_epoch' is nan, seen at step 4, in epoch 0.")
+    for _ in range(2):  # in each stage
+        with pytest.warns(UserWarning, match=seen):
+            trainer.validate(Validating(), batches(1))
 
 
 def test_nothing_is_told_of_good_losses():
@@ -219,10 +193,6 @@ def test_the_run_ends_before_anything_is_learned(factor, options):
     assert isinstance(copy, ArithmeticError)
 
 
-def test_good_losses_end_nothing():
-    assert fit(Diverging(1.0), terminate_on_nan=True).global_step == 8
-
-
 # manual optimization ------------------------------------------------------------------------------------------------
 
 
@@ -247,5 +217,5 @@ def test_a_loss_of_manual_optimization_that_is_not_returned_ends_the_run():
 
 
 def test_a_logged_loss_that_is_shown_nowhere_is_told_at_the_end_of_the_epoch():
-    module = Manual(math.nan, log={"logger": False})
-    assert len(told(module)) == 1
+    [message] = told(Manual(math.nan, log={"logger": False, "on_epoch": True}))
+    assert message.startswith("The logged loss 'train_loss_epoch' is nan, seen at step 4, in epoch 0.")

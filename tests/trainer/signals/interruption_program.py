@@ -3,11 +3,10 @@
 python interruption_program.py FOLDER STRATEGY WHERE
 
 In FOLDER stands what happens on each rank: `pid-R` as soon as it is where it should be interrupted, and `events-R`.
-WHERE is one of `steps`, `steps with workers`, `long step`, `setup`, `validation`, `save`, `data`, `end`, `requeue`.
+WHERE is one of `steps`, `steps with workers`, `long step`, `validation`, `save`, `data`, `requeue`.
 """
 
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -66,10 +65,6 @@ class Dry(Dataset):
 
 
 class Teller(Callback):
-    def setup(self, trainer, module, stage):
-        self.handler = signal.getsignal(signal.SIGTERM)
-        reach(trainer.global_rank, "setup")
-
     def on_train_start(self, trainer, module):
         tell(trainer, f"begins after step {trainer.global_step}")
 
@@ -82,9 +77,6 @@ class Teller(Callback):
     def on_save_checkpoint(self, trainer, module, checkpoint):
         if trainer.global_step == 6:
             reach(trainer.global_rank, "save")
-
-    def on_train_end(self, trainer, module):
-        reach(trainer.global_rank, "end")
 
     def on_exception(self, trainer, module, exception):
         tell(trainer, f"{type(exception).__name__} after step {trainer.global_step}")
@@ -110,7 +102,6 @@ def main():
         enable_model_summary=False,
         num_sanity_val_steps=0,
         max_epochs=1 if WHERE == "validation" else 1000,
-        max_steps=6 if WHERE == "end" else -1,
         limit_val_batches=None if WHERE == "validation" else 0,
     )
     # With workers one long epoch: to spawn new ones takes longer on a busy machine than an interrupted rank waits.

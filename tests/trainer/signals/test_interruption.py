@@ -5,43 +5,19 @@ import threading
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
-from core import Callback, Module, Trainer
-from core.callbacks import ModelCheckpoint
-from core.trainer.loops import stop_agreement
-from core.trainer.loops.stop_agreement import QueuedExchange
-from core.trainer.signals import exchange_interval
-from support.late_cuda import MAIN_LATE, simulate
-from support.resuming import Samples, on_ranks
+from core import Callback, Trainer
+from core.callbacks import LambdaCallback, ModelCheckpoint
+from core_testing import in_one_process
+from support.small_nets import QUIET, Net, batches
 
 
-class Net(Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 1)
-
-    def training_step(self, batch):
-        return nn.functional.mse_loss(self.layer(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-def make(*callbacks, **options):
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "max_epochs": 4,
-    }
-    return Trainer(accelerator="cpu", callbacks=list(callbacks), **{"devices": 1, **quiet, **options})
-
-
-def loader(**options):
-    return DataLoader(Samples(), **{"batch_size": 2, **options})
+def fit(*callbacks, data=None, **options):
+    """Ten steps an epoch."""
+    trainer = Trainer(**{**QUIET, "devices": 1, "max_epochs": 4, "callbacks": list(callbacks), **options})
+    trainer.fit(Net(), data or batches(10))
+    return trainer
 
 
 class At(Callback):
@@ -66,188 +42,104 @@ def stop(trainer):
     trainer.should_stop = True
 
 
-def test_one_process_stops_after_the_running_step():
-    trainer = make(At(3, stop))
-    trainer.fit(Net(), loader())
-    assert trainer.global_step == 3
+def interrupt(trainer):
+    signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_stop_waits_for_the_least_steps_and_epochs():
-    trainer = make(At(3, stop), min_steps=7)
-    trainer.fit(Net(), loader())
-    assert trainer.global_step == 7
-    trainer = make(At(3, stop), min_epochs=2)
-    trainer.fit(Net(), loader())
-    assert (trainer.global_step, trainer.current_epoch) == (20, 2)
+@pytest.mark.parametrize(
+    ("options", "steps", "epoch"), [({}, 3, 0), ({"min_steps": 7}, 7, 0), ({"min_epochs": 2}, 20, 2)]
+)
+def test_a_stop_comes_after_the_running_step_or_the_least_steps_and_epochs(options, steps, epoch):
+    trainer = fit(At(3, stop), **options)
+    assert (trainer.global_step, trainer.current_epoch) == (steps, epoch)
 
 
-def fit_until_one_rank_stops(rank):
-    torch.manual_seed(0)
-    trainer = make(At(3, stop, rank=rank), strategy="ddp", devices=2, max_epochs=1000)
-    trainer.fit(Net(), loader(batch_size=1))
-    return trainer.global_step, trainer.should_stop
+ON_TWO = {"strategy": "ddp", "devices": 2, "data": DataLoader(torch.ones(20, 4))}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_stop_together_although_one_has_asked(rank):
-    first, second = on_ranks(2, fit_until_one_rank_stops, rank)
-    assert first == second
-    steps, should_stop = first
-    assert should_stop
-    assert 3 <= steps < 10_000
+    def train():
+        trainer = fit(At(3, stop, rank=rank), max_epochs=1000, **ON_TWO)
+        return trainer.global_step, trainer.should_stop
 
-
-def fit_with_a_queue(rank):
-    with pytest.MonkeyPatch.context() as patch:
-        simulate(patch, MAIN_LATE)
-        patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
-
-        class Queued(stop_agreement.StopAgreement):
-            def __init__(self, run):
-                super().__init__(run)
-                self._queue = QueuedExchange(run.strategy)
-
-        patch.setattr("core.trainer.loops.fit.StopAgreement", Queued)
-        torch.manual_seed(0)
-        trainer = make(At(5, stop, rank=rank), strategy="ddp", devices=2, max_epochs=1000)
-        trainer.fit(Net(), loader(batch_size=1))
-    return trainer.global_step, trainer.should_stop
-
-
-def test_ranks_with_queues_stop_together_although_one_has_asked():
-    first, second = on_ranks(2, fit_with_a_queue, 1)
+    first, second = in_one_process(train)
     assert first == second
     assert first[1]
-    assert 5 <= first[0] < 10_000
-
-
-class Clock(Callback):
-    """Tells its own time, of which a step takes so much; and after which steps ranks have talked."""
-
-    def __init__(self, seconds_a_step):
-        self.seconds_a_step, self.now_s, self.talked_at = seconds_a_step, 0.0, []
-
-    def monotonic(self):
-        return self.now_s
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        self.now_s += self.seconds_a_step
-
-    def state_dict(self):
-        return {"talked_at": self.talked_at}
-
-    def load_state_dict(self, state):
-        self.talked_at = state["talked_at"]
-
-
-@pytest.mark.parametrize(
-    ("seconds_a_step", "expected"),
-    [(0.001, [1, 3, 7, 15, 31, 63]), (0.0625, [1, 3, 7, 15, 23, 31, 39]), (2.0, [1, 2, 3, 4, 5])],
-)
-def test_ranks_talk_twice_a_second_and_not_at_each_step(seconds_a_step, expected, monkeypatch):
-    clock, agree = Clock(seconds_a_step), stop_agreement.StopAgreement.agree
-
-    def note(self, batch):
-        clock.talked_at.append(batch)
-        agree(self, batch)
-
-    monkeypatch.setattr(exchange_interval, "time", clock)
-    monkeypatch.setattr(stop_agreement.StopAgreement, "agree", note)
-    trainer = make(clock, strategy="ddp_fork", devices=2, max_epochs=1, use_distributed_sampler=False)
-    trainer.fit(Net(), [(torch.ones(1, 3), torch.ones(1, 1))] * 100)
-    within = [batch for batch in clock.talked_at if 0 < batch < 100]
-    assert within[: len(expected)] == expected
-
-
-def fit_until_time_is_over_on_one_rank():
-    trainer = make(strategy="ddp", devices=2, max_epochs=-1, max_time={"seconds": 0.3})
-    if trainer.strategy.cluster_environment.global_rank() == 0:
-        trainer.progress._earlier_s = -1e6
-    trainer.fit(Net(), loader(batch_size=1))
-    return trainer.global_step
+    assert 3 <= first[0] < 10_000
 
 
 def test_time_is_over_for_all_ranks_at_once():
-    first, second = on_ranks(2, fit_until_time_is_over_on_one_rank)
+    def make_late(trainer, *_):
+        if trainer.global_rank == 0:
+            trainer.progress._earlier_s = -1e6
+
+    def train():
+        late = LambdaCallback(on_train_start=make_late)
+        return fit(late, max_epochs=-1, max_time={"seconds": 0.3}, **ON_TWO).global_step
+
+    first, second = in_one_process(train)
     assert first == second > 0
 
 
-class Mistake(Exception):
-    pass
-
-
-def test_an_exception_is_raised_unchanged_after_everybody_has_heard_of_it():
-    mistake = Mistake("own")
-
+@pytest.mark.parametrize("mistake", [ArithmeticError("own"), KeyboardInterrupt()])
+def test_an_exception_is_raised_unchanged_after_everybody_has_heard_of_it(mistake):
     def fail(trainer):
         raise mistake
 
     callback = At(2, fail)
-    with pytest.raises(Mistake) as caught:
-        make(callback).fit(Net(), loader())
+    with pytest.raises(type(mistake)) as caught:
+        fit(callback)
     assert caught.value is mistake
     assert caught.value.__cause__ is None
-    assert callback.exceptions == [mistake]
-    assert callback.ends == ["fit"]
-
-
-def test_a_keyboard_interrupt_that_somebody_raises_is_raised_unchanged():
-    interrupt = KeyboardInterrupt()
-
-    def fail(trainer):
-        raise interrupt
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        make(At(2, fail)).fit(Net(), loader())
-    assert caught.value is interrupt
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    assert (callback.exceptions, callback.ends) == ([mistake], ["fit"])
 
 
 def handlers():
-    return [signal.getsignal(number) for number in SIGNALS]
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
-def test_ctrl_c_is_a_keyboard_interrupt_and_carries_a_code():
-    before = handlers()
-    callback = At(2, lambda trainer: signal.raise_signal(signal.SIGINT))
-    trainer = make(callback)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        trainer.fit(Net(), loader())
-    assert caught.value.code == 130
-    assert trainer.global_step == 2
-    assert callback.exceptions == [caught.value]
+@pytest.mark.parametrize(
+    ("number", "kind", "code"), [(signal.SIGINT, KeyboardInterrupt, 130), (signal.SIGTERM, SystemExit, 143)]
+)
+def test_a_signal_ends_it_after_the_step_with_a_code(number, kind, code):
+    before, callback, steps = handlers(), At(2, lambda trainer: signal.raise_signal(number)), []
+    with pytest.raises(kind) as caught:
+        fit(callback, LambdaCallback(teardown=lambda trainer, *_: steps.append(trainer.global_step)))
+    assert isinstance(caught.value, KeyboardInterrupt) is (number == signal.SIGINT)
+    assert caught.value.code == code
+    assert (callback.exceptions, steps) == ([caught.value], [2])
     assert handlers() == before
 
 
-def test_sigterm_is_a_system_exit():
-    trainer = make(At(2, lambda trainer: signal.raise_signal(signal.SIGTERM)))
+@pytest.mark.parametrize("hook", ["setup", "on_fit_start", "on_train_end"])
+def test_where_no_step_is_near_a_signal_ends_it_too(hook):
+    ends = []
+    strikes = LambdaCallback(**{hook: lambda trainer, *_: interrupt(trainer)}, teardown=lambda *_: ends.append("fit"))
     with pytest.raises(SystemExit) as caught:
-        trainer.fit(Net(), loader())
-    assert caught.value.code == 143
-    assert not isinstance(caught.value, KeyboardInterrupt)
-    assert trainer.global_step == 2
+        fit(strikes, max_epochs=1)
+    assert (caught.value.code, ends) == (143, ["fit"])
 
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_line_says_whether_a_stopped_run_can_go_on(tmp_path, capsys, saves):
     callbacks = [ModelCheckpoint(tmp_path, "it", every_n_train_steps=1)] if saves else []
-    trainer = make(*callbacks, At(2, lambda trainer: signal.raise_signal(signal.SIGTERM)), enable_checkpointing=saves)
     with pytest.raises(SystemExit):
-        trainer.fit(Net(), loader())
+        fit(*callbacks, At(2, interrupt), enable_checkpointing=saves)
     after = f"The newest checkpoint holds step 2: ckpt_path='{tmp_path}/it.ckpt' goes on from it."
     what_is_saved = after if saves else "Nothing of it is saved."
     assert f"SIGTERM has stopped training after step 2. {what_is_saved}\n" in capsys.readouterr().err
 
 
-def test_handlers_come_back_and_those_of_the_user_stay(monkeypatch):
+def test_handlers_come_back_and_those_of_the_user_stay():
     heard = []
-    previous = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+
+    def own(number, frame):
+        heard.append(number)
+
+    previous = signal.signal(signal.SIGTERM, own)
     try:
-        own = signal.getsignal(signal.SIGTERM)
-        trainer = make(At(2, lambda trainer: signal.raise_signal(signal.SIGTERM)), max_epochs=1)
-        trainer.fit(Net(), loader())
+        trainer = fit(At(2, interrupt), max_epochs=1)
         assert signal.getsignal(signal.SIGTERM) is own
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -257,23 +149,17 @@ def test_handlers_come_back_and_those_of_the_user_stay(monkeypatch):
 
 
 def test_in_another_thread_signals_are_left_alone():
-    seen = []
-    trainer = make(At(2, lambda trainer: seen.append(handlers())), max_epochs=1)
-    before = handlers()
-    thread = threading.Thread(target=trainer.fit, args=(Net(), loader()))
+    seen, before = [], handlers()
+    looks = At(2, lambda trainer: seen.append(handlers()))
+    thread = threading.Thread(target=fit, args=[looks], kwargs={"max_epochs": 1})
     thread.start()
     thread.join()
-    assert trainer.global_step == 10
-    assert seen == [before]
+    assert (seen, looks.ends) == ([before], ["fit"])
 
 
 def test_a_trainer_inside_of_another_leaves_signals_to_that():
-    def fit_another(trainer):
-        inner = make(At(1, lambda trainer: signal.raise_signal(signal.SIGTERM)), max_epochs=1)
-        inner.fit(Net(), loader())
-        assert inner.global_step == 10
-
-    trainer = make(At(2, fit_another))
+    inner = []
+    outer = At(2, lambda trainer: inner.append(fit(At(1, interrupt), max_epochs=1).global_step))
     with pytest.raises(SystemExit):
-        trainer.fit(Net(), loader())
-    assert trainer.global_step == 2
+        fit(outer)
+    assert inner == [10]

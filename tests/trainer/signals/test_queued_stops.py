@@ -79,6 +79,16 @@ def train(run, stops, num_looks, step_s=0.01):
     return seen
 
 
+@pytest.mark.parametrize(
+    ("step_s", "expected"),
+    [(0.001, [1, 3, 7, 15, 31, 63]), (0.0625, [1, 3, 7, 15, 23, 31, 39]), (2.0, [1, 2, 3, 4, 5])],
+)
+def test_ranks_talk_twice_a_second_and_not_at_each_step(run, step_s, expected):
+    run.strategy = SimpleNamespace(root_device=torch.device("cpu"), reduce=lambda tensor, reduce_op: tensor)
+    looks = train(run, StopAgreement(run), len(expected), step_s)
+    assert [given for _, given in looks] == expected
+
+
 def test_a_look_waits_for_no_step_since_the_look_before(run):
     looks = train(run, StopAgreement(run), 6)
     queued = looks[1:]

@@ -24,8 +24,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["ends", "fails"])
-@pytest.mark.parametrize(("devices", "strategy"), [(1, "auto"), (2, "ddp"), (2, "ddp_fork")])
+@pytest.mark.parametrize(
+    ("devices", "strategy", "how"), [(1, "auto", "fails"), (2, "ddp", "ends"), (2, "ddp_fork", "fails")]
+)
 def test_all_values_are_written(tmp_path, devices, strategy, how):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from core import LOGGER_REGISTRY, Callback, ConfigurationError, Fabric, Logger, Trainer
 from core.contract import UnknownAliasError
 from core.loggers import CSVLogger
-from core_testing import programs
 from support.logged_net import ON_CPU, Net, loader
 
 # The same module serves fits with validation and without.
@@ -48,6 +46,9 @@ def test_the_default_is_a_csv_file_in_the_folder_for_everything(tmp_path):
     assert trainer.log_dir == str(tmp_path / "core_logs" / "version_0")
     assert [row["val"] for row in rows(trainer.log_dir) if row["val"]] == ["2.0"]
     assert any((tmp_path / "core_logs" / "version_0" / "checkpoints").iterdir())
+    trainer.validate(Net(), loader())  # a later stage goes on in the same folder
+    assert [path.name for path in (tmp_path / "core_logs").iterdir()] == ["version_0"]
+    assert [row["val"] for row in rows(trainer.log_dir) if row["val"]] == ["2.0", "2.0"]
 
 
 @pytest.mark.parametrize("logger", [False, []])
@@ -120,27 +121,24 @@ def test_hyperparameters_are_logged_once(hparams):
     module.hparams = hparams
     trainer = Trainer(**ON_CPU, max_epochs=0, logger=mine)
     trainer.fit(module, loader())
-    trainer.fit(module, loader())
     trainer.validate(module, loader())
     other = Net()
     other.hparams = {"lr": 0.2}
     trainer.fit(other, loader())
-    assert [told for told in mine.told if told[0] == "hyperparameters"] == [
-        ("hyperparameters", {"lr": 0.1}),
-        ("hyperparameters", {"lr": 0.2}),
-    ]
     assert mine.told[0][0] == "hyperparameters"
+    assert [told for kind, told in mine.told if kind == "hyperparameters"] == [{"lr": 0.1}, {"lr": 0.2}]
 
 
 # How a run ends.
 
 
 class Trouble(Callback):
-    def __init__(self, error):
-        self.error = error
+    def __init__(self, error, batch_idx=0):
+        self.error, self.batch_idx = error, batch_idx
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        raise self.error
+        if batch_idx == self.batch_idx:
+            raise self.error
 
 
 @pytest.mark.parametrize(
@@ -172,18 +170,11 @@ def test_a_run_that_fails_before_it_writes_leaves_no_folder(tmp_path, version):
 
 
 def test_rows_that_were_in_memory_survive_an_exception(tmp_path):
-    trainer = Trainer(
-        **ON_CPU, max_epochs=1, log_every_n_steps=1, default_root_dir=tmp_path, callbacks=Late(RuntimeError("mine"))
-    )
+    late = Trouble(RuntimeError("mine"), batch_idx=2)
+    trainer = Trainer(**ON_CPU, max_epochs=1, log_every_n_steps=1, default_root_dir=tmp_path, callbacks=late)
     with pytest.raises(RuntimeError, match="mine"):
         trainer.fit(Net(), loader())
     assert [row["batch_idx"] for row in rows(trainer.log_dir)] == ["0.0", "1.0"]
-
-
-class Late(Trouble):
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if batch_idx == 2:
-            raise self.error
 
 
 class Stubborn(Recorder):
@@ -207,91 +198,35 @@ def test_a_loggers_own_trouble_is_an_error_where_nothing_else_is():
         Trainer(**ON_CPU, max_epochs=1, logger=Stubborn()).fit(Net(), loader())
 
 
-def test_stages_go_on_in_one_run(tmp_path):
-    trainer = Trainer(**ON_CPU, max_epochs=1, default_root_dir=tmp_path, log_every_n_steps=4)
-    module = Net()
-    trainer.fit(module, loader())
-    trainer.validate(module, loader())
-    [folder] = (tmp_path / "core_logs").iterdir()
-    assert [(row["batch_idx"], row["val"]) for row in rows(folder)] == [("3.0", ""), ("", "2.0")]
-
-
 # Several processes.
 
-TWO_RANKS = """
-import json, sys
-from pathlib import Path
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-from core import Module, Trainer
-from core.loggers import CSVLogger
 
-class Net(Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-
-    def training_step(self, batch, batch_idx):
-        self.log("loss", 1.0)
-        return self.layer(batch[0]).sum()
+class Telling(Net):
+    """Each rank writes down which logger it has; that of a rank that writes nothing takes any call."""
 
     def on_train_end(self):
-        logger = self.trainer.logger
-        logger.mine.add_image("x")[0] = 3
-        with logger.experiment.section() as section:
-            assert list(section.items) == [] or self.global_rank == 0
-        seen = [type(logger).__name__, logger.name, logger.version, logger.log_dir, self.trainer.log_dir]
-        Path(sys.argv[2], f"rank{self.global_rank}.json").write_text(json.dumps(seen))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-class Mine(CSVLogger):
-    class mine:
-        @staticmethod
-        def add_image(name):
-            return {}
-
-    class experiment:
-        import contextlib
-        @staticmethod
-        @contextlib.contextmanager
-        def section():
-            yield type("Section", (), {"items": []})
-
-def main():
-    logger = Mine(sys.argv[2], "exp")
-    quiet = {"enable_progress_bar": False, "enable_checkpointing": False}
-    trainer = Trainer(
-        accelerator="cpu", devices=2, strategy=sys.argv[1], max_epochs=1, log_every_n_steps=2, logger=logger, **quiet
-    )
-    data = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2)
-    module = Net()
-    trainer.fit(module, data)
-    trainer.progress.epoch = 0
-    trainer.fit(module, data)
-    if trainer.is_global_zero:
-        assert trainer.logger is logger
-        print(logger.version, logger.metrics_path)
-
-if __name__ == "__main__":
-    main()
-"""
+        trainer, logger = self.trainer, self.trainer.logger
+        if self.global_rank == 1:
+            logger.mine.add_image("x")[0] = 3
+        seen = [type(logger).__name__, logger.name, logger.version, logger.log_dir, trainer.log_dir]
+        Path(trainer.default_root_dir, f"rank{self.global_rank}.json").write_text(json.dumps(seen))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_fork"])
-def test_one_rank_writes_and_all_know_where(tmp_path, strategy):
-    """With `ddp_fork` the process that called `fit` is no rank at all, and learns which run it was."""
-    program = tmp_path / "program.py"
-    program.write_text(TWO_RANKS)
-    done = programs.run([sys.executable, program, strategy, tmp_path], timeout=120)
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "exp" / "version_0"
+def test_one_rank_writes_and_all_know_where(tmp_path):
+    """The process that called `fit` is no rank at all, and learns which run it was."""
+    logger, folder = CSVLogger(tmp_path, "exp"), tmp_path / "exp" / "version_0"
+    options = {"strategy": "ddp_fork", "devices": 2, "max_epochs": 1, "log_every_n_steps": 2}
+    trainer = Trainer(**{**ON_CPU, **options}, logger=logger, default_root_dir=tmp_path)
+    module = Telling()
+    for _ in range(2):
+        trainer.fit(module, loader())
+        trainer.progress.epoch = 0
+    assert trainer.logger is logger
+    assert (logger.version, logger.log_dir) == (0, str(folder))
     assert [path.name for path in (tmp_path / "exp").iterdir()] == ["version_0"]
-    assert done.stdout.splitlines()[-1] == f"0 {folder / 'metrics.csv'}"
     seen = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
-    assert seen == [[kind, "exp", 0, str(folder), str(folder)] for kind in ("Mine", "SilentLogger")]
-    assert [row["loss"] for row in rows(folder)] == ["1.0", "1.0"]
+    assert seen == [[kind, "exp", 0, str(folder), str(folder)] for kind in ("CSVLogger", "SilentLogger")]
+    assert [row["batch_idx"] for row in rows(folder)] == ["1.0", "1.0"]
 
 
 # Shared folders, and short runs.

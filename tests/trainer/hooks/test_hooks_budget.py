@@ -1,6 +1,7 @@
 """The cost of a step in calls of Python and C, the same in every run: a run that asks for nothing pays for nothing."""
 
 import gc
+import itertools
 import sys
 
 import pytest
@@ -10,18 +11,8 @@ from core import Callback, Fabric, Trainer
 from support.small_nets import QUIET, Net
 
 
-class Repeated:
-    """The same batch again and again."""
-
-    def __init__(self, num_batches):
-        self.batch, self.num_batches = torch.ones(4, 4), num_batches
-
-    def __len__(self):
-        return self.num_batches
-
-    def __iter__(self):
-        for _ in range(self.num_batches):
-            yield self.batch
+def the_same(num_batches):
+    return itertools.repeat(torch.ones(4, 4), num_batches)
 
 
 class Validating(Net):
@@ -65,7 +56,7 @@ def per_step(run):
 def raw(num_steps):
     module = Net()
     optimizer = module.configure_optimizers()
-    for batch_idx, batch in enumerate(Repeated(num_steps)):
+    for batch_idx, batch in enumerate(the_same(num_steps)):
         loss = module.training_step(batch, batch_idx)
         loss.backward()
         optimizer.step()
@@ -76,7 +67,7 @@ def trained(module_class=Net, callback=None, **options):
     def run(num_steps):
         callbacks = callback() if callback is not None else None
         trainer = Trainer(**{**QUIET, "max_epochs": 1, "callbacks": callbacks, **options})
-        trainer.fit(module_class(), Repeated(num_steps))
+        trainer.fit(module_class(), the_same(num_steps))
 
     return run
 
@@ -85,7 +76,7 @@ def with_fabric(num_steps):
     fabric = Fabric(accelerator="cpu")
     module = Net()
     model, optimizer = fabric.setup(module, module.configure_optimizers())
-    for batch_idx, batch in enumerate(Repeated(num_steps)):
+    for batch_idx, batch in enumerate(the_same(num_steps)):
         loss = model.training_step(batch, batch_idx)
         fabric.backward(loss)
         optimizer.step()
@@ -145,10 +136,10 @@ def test_validation():
 
     def by_hand(num_batches):
         with torch.inference_mode():
-            for batch_idx, batch in enumerate(Repeated(num_batches)):
+            for batch_idx, batch in enumerate(the_same(num_batches)):
                 module.validation_step(batch, batch_idx)
 
     def validate(num_batches):
-        Trainer(**QUIET).validate(module, Repeated(num_batches))
+        Trainer(**QUIET).validate(module, the_same(num_batches))
 
     assert per_step(validate) - per_step(by_hand) <= 10

@@ -1,5 +1,6 @@
 """In which order a run calls the hooks of callbacks and module, and with what."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -51,39 +52,6 @@ def both(*names):
     return [f"{owner}.{name}" for name in names for owner in ("callback", "module")]
 
 
-VALIDATION = [
-    *both("on_validation_start", "on_validation_epoch_start", "on_validation_batch_start"),
-    "module.validation_step",
-    *both("on_validation_batch_end", "on_validation_epoch_end", "on_validation_end"),
-]
-BACKWARD = ["module.training_step", *both("on_before_backward", "on_after_backward")]
-
-
-def test_one_fit_with_validation(tmp_path):
-    trainer, module, events = run(max_epochs=1, num_sanity_val_steps=1, accumulate_grad_batches=2)
-    trainer.fit(module, batches(2), batches(1))
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-
-    assert events == [
-        *both("setup"),
-        "module.configure_model",
-        "module.configure_optimizers",
-        *both("on_fit_start", "on_sanity_check_start"),
-        *VALIDATION,
-        *both("on_sanity_check_end", "on_train_start", "on_train_epoch_start"),
-        *both("on_train_batch_start"),
-        *BACKWARD,
-        *both("on_train_batch_end"),
-        *both("on_train_batch_start"),
-        *BACKWARD,
-        *both("on_before_optimizer_step", "on_before_zero_grad", "on_train_batch_end"),
-        *VALIDATION,
-        *both("on_train_epoch_end", "on_train_end", "on_fit_end", "teardown"),
-        "module.on_save_checkpoint",
-        "callback.on_save_checkpoint",
-    ]
-
-
 def test_the_page_tells_the_same(tmp_path):
     page = (DOCS / "hooks.md").read_text(encoding="utf-8")
     listed = page.partition("```text\n")[2].partition("```")[0].split("\n")[1:-1]  # configure_callbacks isn't noted
@@ -110,9 +78,10 @@ def test_the_migration_page_tells_the_order_in_a_step():
 
 
 def test_a_checkpoint_is_taken_apart_before_training_starts(tmp_path):
-    trainer, module, _ = run(max_epochs=1)
-    module.on_train_end = lambda: trainer.save_checkpoint(tmp_path / "last.ckpt")
+    trainer, module, events = run(max_epochs=1)
     trainer.fit(module, batches(1), batches(1))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    assert events[-2:] == ["module.on_save_checkpoint", "callback.on_save_checkpoint"]
 
     trainer, module, events = run(max_epochs=2)
     trainer.fit(module, batches(1), batches(1), ckpt_path=tmp_path / "last.ckpt")
@@ -239,37 +208,24 @@ def test_a_step_with_any_arguments_gets_the_loaders_number_if_there_are_several(
 
 seen = []
 INDEXED = [f"on_{stage}_batch_{edge}" for stage in ("validation", "test", "predict") for edge in ("start", "end")]
+TRANSFERS = ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"]
 
 
-@pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.parametrize("name", INDEXED + TRANSFERS)
 def test_the_number_of_the_loader_may_be_left_out_for_the_base_class(name):
     called = []
 
     def without_index(self, *arguments):
         called.append(getattr(super(type(self), self), name)(*arguments[:-1]))
+        return called[-1]
 
-    stage = {"validation": "validate"}.get(name.split("_")[1], name.split("_")[1])
+    part = name.split("_")[1]
+    stage = part if part in ("test", "predict") else "validate"
     steps = {f"{step}_step": lambda self, batch: None for step in ("validation", "test", "predict")}
     module = type("Deriving", (Net,), {name: without_index, **steps})()
-    callback = type("Deriving", (Callback,), {name: without_index})()
+    callback = type("Deriving", (Callback,), {name: without_index} if name in INDEXED else {})()
     getattr(Trainer(callbacks=callback, **QUIET), stage)(module, batches(1))
-    assert called == [None, None]
-
-
-def test_the_number_of_the_loader_may_be_left_out_for_transfers():
-    class Deriving(Net):
-        def on_before_batch_transfer(self, batch, dataloader_idx):
-            return super().on_before_batch_transfer(batch)
-
-        def transfer_batch_to_device(self, batch, device, dataloader_idx):
-            return super().transfer_batch_to_device(batch, device)
-
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            return super().on_after_batch_transfer(batch)
-
-    trainer = Trainer(max_epochs=1, **QUIET)
-    trainer.fit(Deriving(), batches(2))
-    assert trainer.global_step == 2
+    assert len(called) == (2 if name in INDEXED else 1)
 
 
 @pytest.mark.parametrize(
@@ -301,11 +257,14 @@ def test_the_number_of_the_loader_may_be_left_out_for_transfers():
     ],
 )
 def test_a_hook_that_cannot_be_called(owner, hook, message):
-    broken = type("Broken", (owner,), hook)()
-    module = broken if isinstance(broken, Module) else Net()
-    callbacks = broken if isinstance(broken, Callback) else None
     with pytest.raises(ModuleError, match=message):
-        Trainer(max_epochs=1, callbacks=callbacks, **QUIET).fit(module, batches())
+        fit_with(type("Broken", (owner,), hook)())
+
+
+def fit_with(one):
+    module = one if isinstance(one, Module) else Net()
+    callbacks = one if isinstance(one, Callback) else None
+    Trainer(max_epochs=1, callbacks=callbacks, **QUIET).fit(module, batches())
 
 
 @pytest.mark.parametrize(
@@ -322,16 +281,11 @@ def test_a_hook_that_cannot_be_called(owner, hook, message):
         (Callback, "on_batch_end", "on_train_batch_end"),
     ],
 )
-def test_a_name_that_is_almost_a_hook(owner, name, meant, recwarn):
+def test_a_name_that_is_almost_a_hook(owner, name, meant):
     almost = type("Almost", (owner,), {name: lambda self, *args: None})()
-    module = almost if isinstance(almost, Module) else Net()
-    callbacks = almost if isinstance(almost, Callback) else None
-    trainer = Trainer(max_epochs=1, callbacks=callbacks, **QUIET)
-    if meant is None:
-        trainer.fit(module, batches())
-    else:
-        with pytest.warns(UserWarning, match=rf"Almost\.{name} is not a hook.* Did you mean '{meant}'\?"):
-            trainer.fit(module, batches())
+    message = rf"Almost\.{name} is not a hook.* Did you mean '{meant}'\?"
+    with contextlib.nullcontext() if meant is None else pytest.warns(UserWarning, match=message):
+        fit_with(almost)
 
 
 def test_a_module_that_inherits_from_torch_only():
@@ -354,8 +308,8 @@ def test_a_module_that_inherits_from_torch_only():
         def on_train_batch_end(self, outputs, batch, batch_idx):
             seen.append(outputs["more"])
 
-        def on_save_checkpoint(self, checkpoint):
-            checkpoint["own"] = 1
+        def train_dataloader(self):
+            return batches(2)
 
         def configure_callbacks(self):
             return Noting()
@@ -365,15 +319,13 @@ def test_a_module_that_inherits_from_torch_only():
             seen.append(type(module).__name__)
 
     trainer = Trainer(max_epochs=1, **QUIET)
-    trainer.fit(Plain(), batches(2))
+    trainer.fit(Plain())
     assert seen == ["start", 1, 1, "Plain"]
 
 
 def test_the_callbacks_of_a_module_replace_those_of_their_type():
     class Counting(Callback):
-        def __init__(self, name):
-            self.name = name
-            self.calls = 0
+        calls = 0
 
         def on_train_start(self, trainer, module):
             self.calls += 1
@@ -385,7 +337,7 @@ def test_the_callbacks_of_a_module_replace_those_of_their_type():
         def configure_callbacks(self):
             return [own]
 
-    own, replaced, kept = Counting("own"), Counting("replaced"), Other()
+    own, replaced, kept = Counting(), Counting(), Other()
     trainer = Trainer(max_epochs=1, callbacks=[replaced, kept], **QUIET)
     trainer.fit(Bringing(), batches())
     assert trainer.callbacks == [kept, own]

@@ -232,27 +232,6 @@ def test_the_modules_own_hooks(tmp_path):
     assert seen(tmp_path, "validation") == [[30, 31]]
 
 
-def test_any_nn_module_may_have_the_hooks(tmp_path):
-    class Plain(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.batches = torch.nn.Linear(1, 1), []
-
-        def training_step(self, batch):
-            self.batches.append(batch.tolist())
-            return self.layer(batch.float()[:, None]).mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-        def train_dataloader(self):
-            return loader(2)
-
-    module = Plain()
-    make_trainer(tmp_path).fit(module)
-    assert module.batches == [[0, 1]]
-
-
 def test_arguments_come_before_hooks(tmp_path):
     make_trainer(tmp_path).fit(OwnData(tmp_path), loader(2))
     assert seen(tmp_path) == [[0, 1]]

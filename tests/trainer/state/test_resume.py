@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from core_testing import in_one_process
 from support.resuming import (
     Case,
     SaveAlways,
@@ -11,7 +12,6 @@ from support.resuming import (
     count_batches,
     on_plateau,
     on_plateau_by_step,
-    on_ranks,
     sgd_by_epoch,
     train,
 )
@@ -38,6 +38,7 @@ CASES = {
     "no shuffling": Case(sgd_by_epoch, loader={"shuffle": False}),
     "augmentation in the main process": Case(augments=True, validates=True),
     "the loader's own order": Case(augments=True, trainer={"use_distributed_sampler": False}),
+    "a folder": Case(trainer={"plugins": None}),
     "clipping": Case(sgd_by_epoch, trainer={"gradient_clip_val": 0.1}),
 }
 WITH_WORKERS = {
@@ -45,10 +46,7 @@ WITH_WORKERS = {
     "two workers, a generator of the user's": Case(loader={"num_workers": 2, "user_generator": True}),
     "two workers that augment": Case(augments=True, loader={"num_workers": 2}, trainer={"seed_samples": True}),
 }
-ON_TWO_RANKS = {
-    name: CASES[name]
-    for name in ("AdamW, a scheduler by step", "a plateau of validation", "accumulation and validation")
-} | {"two workers that augment": WITH_WORKERS["two workers that augment"], "clipping": CASES["clipping"]}
+ON_TWO_RANKS = ["AdamW, a scheduler by step", pytest.param("accumulation and validation", marks=pytest.mark.slow)]
 
 
 def differences(case, folder, num_ranks=1):
@@ -80,17 +78,6 @@ def test_every_step_with_loader_workers(tmp_path, name):
     assert not differences(WITH_WORKERS[name], str(tmp_path))
 
 
-TAKES_LONG = ("accumulation and validation", "two workers that augment")
-BY_HAND = ("a plateau of validation", "clipping")  # what each rank keeps of them is what one device does, above
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(name for name in ON_TWO_RANKS if name not in (*TAKES_LONG, *BY_HAND)),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in TAKES_LONG),
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in BY_HAND),
-    ],
-)
+@pytest.mark.parametrize("name", ON_TWO_RANKS)
 def test_every_step_on_two_ranks(tmp_path, name):
-    assert on_ranks(2, differences, ON_TWO_RANKS[name], str(tmp_path), 2) == [[], []]
+    assert in_one_process(differences, CASES[name], str(tmp_path), 2) == [[], []]

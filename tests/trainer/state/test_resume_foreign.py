@@ -16,14 +16,14 @@ from support.small_nets import QUIET, Net, batches
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 
 
-def fit(optimizer, *, plugins=None, path=None, weights_only=False, ckpt_path=None):
+def fit(optimizer, *, plugins=None, path=None, ckpt_path=None):
     class Trained(Net):
         def configure_optimizers(self):
             return optimizer(self.parameters(), lr=0.01)
 
         def on_train_end(self):
             if path is not None:
-                self.trainer.save_checkpoint(path, weights_only=weights_only)
+                self.trainer.save_checkpoint(path)
 
     net = Trained()
     weight = net.layer.weight.clone()
@@ -111,9 +111,3 @@ def test_the_cure_for_weights_of_others_loads_them_from_any_form(tmp_path, form)
     assert {name: value.tolist() for name, value in module.state_dict().items()} == {
         name: value.tolist() for name, value in weights.items()
     }
-
-
-def test_weights_alone_are_refused_before_they_are_restored(tmp_path):
-    fit(SGD, path=tmp_path / "last.ckpt", weights_only=True)
-    with pytest.raises(CheckpointError, match="holds weights only, so training can't go on from it"):
-        fit(SGD, ckpt_path=tmp_path / "last.ckpt")

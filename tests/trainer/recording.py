@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from core import Module, Trainer
+from core_testing import in_one_process
 
 
 class Recorder(Module):
@@ -123,6 +125,11 @@ def make_trainer(root: Path, **options: Any) -> Trainer:
 def make_parallel_trainer(root: Path, **options: Any) -> Trainer:
     """Two processes."""
     return make_trainer(root, **{"strategy": "ddp_fork", "devices": 2, **options})
+
+
+def on_two(root: Path, run: Callable[[Trainer], Any], **options: Any) -> list[Any]:
+    """`run(trainer)` on two ranks, which are threads of this process."""
+    return in_one_process(lambda: run(make_trainer(root, **{"strategy": "ddp", "devices": 2, **options})))
 
 
 def flat(batches: Any) -> list[Any]:

@@ -2,15 +2,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from core import Callback, CheckpointError, ConfigurationError, DataModule
+from core import Callback, CheckpointError, ConfigurationError, DataModule, WorkerError
 from trainer.recording import (
     Numbers,
     Recorder,
     Validating,
     forget,
     loader,
-    make_parallel_trainer,
     make_trainer,
+    on_two,
     seen,
     stream,
 )
@@ -26,36 +26,30 @@ class Steps(Callback):
         self.at.append(trainer.progress.total_batches + 1)
 
 
-@pytest.mark.parametrize("data", [loader(5, 1), stream(5, 1)], ids=["sized", "unsized"])
-def test_the_last_window_of_an_epoch_may_be_short(tmp_path, data):
-    steps = Steps()
-    trainer = make_trainer(tmp_path, max_epochs=2, accumulate_grad_batches=2, callbacks=steps)
+class Optimist(IterableDataset):
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "steps"),
+    [
+        (loader(5, 1), {"max_epochs": 2}, [2, 4, 5, 7, 9, 10]),
+        (stream(5, 1), {"max_epochs": 2}, [2, 4, 5, 7, 9, 10]),
+        (stream(6, 1), {"limit_train_batches": 10, "accumulate_grad_batches": 4}, [4, 6]),
+        (DataLoader(Optimist(), batch_size=1), {}, [2, 3]),
+    ],
+    ids=["sized", "unsized", "limited", "promises too much"],
+)
+def test_the_last_window_of_an_epoch_may_be_short(tmp_path, data, options, steps):
+    stepped = Steps()
+    trainer = make_trainer(tmp_path, **{"accumulate_grad_batches": 2, **options}, callbacks=stepped)
     trainer.fit(Recorder(tmp_path), data)
-    assert steps.at == [2, 4, 5, 7, 9, 10]
-    assert trainer.global_step == 6
-    assert seen(tmp_path) == [[0], [1], [2], [3], [4]] * 2
-
-
-def test_a_limit_beyond_the_end_of_an_unsized_loader(tmp_path):
-    steps = Steps()
-    trainer = make_trainer(tmp_path, limit_train_batches=10, accumulate_grad_batches=4, callbacks=steps)
-    trainer.fit(Recorder(tmp_path), stream(6, 1))
-    assert steps.at == [4, 6]
-
-
-def test_a_loader_that_promises_too_much(tmp_path):
-    class Optimist(IterableDataset):
-        def __len__(self):
-            return 8
-
-        def __iter__(self):
-            return iter(range(3))
-
-    steps = Steps()
-    make_trainer(tmp_path, accumulate_grad_batches=2, callbacks=steps).fit(
-        Recorder(tmp_path), DataLoader(Optimist(), batch_size=1)
-    )
-    assert steps.at == [2, 3]
+    assert stepped.at == steps
+    assert trainer.global_step == len(steps)
 
 
 def test_a_save_in_the_last_short_window_is_made_at_once(tmp_path):
@@ -95,11 +89,10 @@ def test_a_generator_is_empty_in_the_second_epoch(tmp_path):
     assert seen(tmp_path) == [[0], [1]]
 
 
-@pytest.mark.parametrize("make", [make_trainer, make_parallel_trainer], ids=["1", "2"])
-def test_an_empty_training_loader(tmp_path, make):
+def test_an_empty_training_loader(tmp_path):
     message = "The training loader gives no batch: its data set is empty, or drop_last dropped all of it"
-    with pytest.raises(Exception, match=message):
-        make(tmp_path).fit(Recorder(tmp_path), loader(1, 8, drop_last=True))
+    with pytest.raises(ConfigurationError, match=message):
+        make_trainer(tmp_path).fit(Recorder(tmp_path), loader(1, 8, drop_last=True))
     with pytest.raises(ConfigurationError, match="or limit_train_batches=0 left none"):
         make_trainer(tmp_path, limit_train_batches=0).fit(Recorder(tmp_path), loader())
 
@@ -152,8 +145,8 @@ def test_an_empty_one_of_several_validation_loaders(tmp_path):
 
 
 def test_a_rank_without_samples_takes_part_in_evaluation(tmp_path):
-    (result,) = make_parallel_trainer(tmp_path).validate(Validating(tmp_path), loader(1, start=5))
-    assert result == {"total": 5.0}
+    results = on_two(tmp_path, lambda trainer: trainer.validate(Validating(tmp_path), loader(1, start=5)))
+    assert results == [[{"total": 5.0}]] * 2
     assert [seen(tmp_path, "validation", rank) for rank in (0, 1)] == [[[5]], []]
 
 
@@ -180,16 +173,17 @@ class RankStream(IterableDataset):
 
 def test_a_data_set_that_shares_itself_out(tmp_path):
     data = DataLoader(RankStream(4, 4), batch_size=2)
-    make_parallel_trainer(tmp_path, use_distributed_sampler=False).fit(Recorder(tmp_path), data)
+    on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), data), use_distributed_sampler=False)
     assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[0, 1], [2, 3]], [[100, 101], [102, 103]]]
 
 
 def test_shares_of_different_lengths_are_refused(tmp_path):
     data = DataLoader(RankStream(4, 2), batch_size=2)
     message = "different number of batches on each rank: 2 on rank 0, 1 on rank 1.*or pass limit_train_batches=1"
-    with pytest.raises(Exception, match=message):
-        make_parallel_trainer(tmp_path, use_distributed_sampler=False).fit(Recorder(tmp_path), data)
-    make_parallel_trainer(tmp_path, use_distributed_sampler=False, limit_train_batches=1).fit(Recorder(tmp_path), data)
+    options = {"use_distributed_sampler": False}
+    with pytest.raises(WorkerError, match=message):
+        on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), data), **options)
+    on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), data), **options, limit_train_batches=1)
     assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[0, 1]], [[100, 101]]]
 
 
@@ -203,19 +197,14 @@ class UnsizedRankStream(IterableDataset):
 
 def test_shares_of_unknown_lengths_may_be_limited(tmp_path):
     data = DataLoader(UnsizedRankStream(6, 4), batch_size=2)
-    trainer = make_parallel_trainer(tmp_path, use_distributed_sampler=False, limit_train_batches=2, max_epochs=2)
-    trainer.fit(Recorder(tmp_path), data)
-    assert trainer.global_step == 4
-
-
-def test_use_distributed_sampler_false_leaves_a_loader_alone(tmp_path):
-    make_parallel_trainer(tmp_path, use_distributed_sampler=False).fit(Recorder(tmp_path), loader())
-    assert seen(tmp_path, rank=0) == seen(tmp_path, rank=1) == [[0, 1], [2, 3], [4, 5]]
+    options = {"use_distributed_sampler": False, "limit_train_batches": 2, "max_epochs": 2}
+    on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), data), **options)
+    assert [len(seen(tmp_path, rank=rank)) for rank in (0, 1)] == [4, 4]
 
 
 def test_a_stream_is_read_by_every_rank_with_a_warning(tmp_path):
-    with pytest.raises(Exception, match="a DataLoader over Stream can't be sharded from outside"):
-        make_parallel_trainer(tmp_path).fit(Recorder(tmp_path), stream())
+    with pytest.raises(WorkerError, match="a DataLoader over Stream can't be sharded from outside"):
+        on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), stream()))
 
 
 class Stateful:
@@ -285,9 +274,9 @@ class AtEnd(Callback):
 def test_every_rank_has_its_own_state_back(tmp_path):
     path = tmp_path / "middle.ckpt"
     options = {"use_distributed_sampler": False}
-    make_parallel_trainer(tmp_path, callbacks=Saving(path), **options).fit(Recorder(tmp_path), Stateful())
+    on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), Stateful()), callbacks=Saving(path), **options)
     forget(tmp_path)
-    make_parallel_trainer(tmp_path, **options).fit(Recorder(tmp_path), Stateful(), ckpt_path=path)
+    on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), Stateful(), ckpt_path=path), **options)
     assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[3, 0], [4, 0]], [[3, 1], [4, 1]]]
     with pytest.raises(
         CheckpointError, match="a state of its own, which was saved on 2 ranks and can't be divided among"
@@ -295,31 +284,19 @@ def test_every_rank_has_its_own_state_back(tmp_path):
         make_trainer(tmp_path, **options).fit(Recorder(tmp_path), Stateful(), ckpt_path=path)
 
 
-class WithWorkers(Stateful):
-    """Refuses another number of workers when it is read, as torchdata's StatefulDataLoader does."""
-
-    def __init__(self, num_workers):
-        super().__init__()
-        self.num_workers = self.saved = num_workers
-
-    def state_dict(self):
-        return {**super().state_dict(), "workers": self.num_workers}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.saved = state["workers"]
-
-    def __iter__(self):
-        assert self.saved == self.num_workers, "no key '_snapshot'"
-        return super().__iter__()
-
-
 def test_a_loader_that_does_not_take_its_state_is_named(tmp_path):
+    class Other(Stateful):
+        """Refuses when it is read, as torchdata's StatefulDataLoader does with another number of workers."""
+
+        def __iter__(self):
+            assert self.position == 0, "no key '_snapshot'"
+            return super().__iter__()
+
     path = tmp_path / "middle.ckpt"
-    make_trainer(tmp_path, callbacks=Saving(path)).fit(Recorder(tmp_path), WithWorkers(0))
-    cure = "WithWorkers doesn't take the state that it saved.*as many workers. It says: no key '_snapshot'"
+    make_trainer(tmp_path, callbacks=Saving(path)).fit(Recorder(tmp_path), Stateful())
+    cure = "Other doesn't take the state that it saved.*as many workers. It says: no key '_snapshot'"
     with pytest.raises(CheckpointError, match=cure):
-        make_trainer(tmp_path).fit(Recorder(tmp_path), WithWorkers(2), ckpt_path=path)
+        make_trainer(tmp_path).fit(Recorder(tmp_path), Other(), ckpt_path=path)
 
 
 def test_another_kind_of_loader_is_refused(tmp_path):
@@ -381,7 +358,8 @@ def test_estimated_stepping_batches(tmp_path):
     ]:
         make_trainer(tmp_path, **options).fit(Scheduled(tmp_path), data)
     assert found == [9, 4, 2, 1]
-    make_parallel_trainer(tmp_path, max_epochs=2).fit(Scheduled(tmp_path), loader(8))
+    on_two(tmp_path, lambda trainer: trainer.fit(Scheduled(tmp_path), loader(8)), max_epochs=2)
+    assert found[-2:] == [4, 4]
 
 
 def test_numbers_of_batches_and_loaders_can_be_asked_for(tmp_path):

@@ -1,9 +1,20 @@
-import pytest
-import torch
+import time
 
-from core import Callback, CheckpointError, ConfigurationError, DataModule, Module
+import pytest
+
+from core import Callback, CheckpointError, ConfigurationError, DataModule
 from core.loggers import CSVLogger
-from trainer.recording import Numbers, Recorder, Validating, forget, loader, make_parallel_trainer, make_trainer, seen
+from trainer.recording import (
+    Numbers,
+    Recorder,
+    Validating,
+    forget,
+    loader,
+    make_parallel_trainer,
+    make_trainer,
+    on_two,
+    seen,
+)
 
 
 class Data(DataModule):
@@ -101,8 +112,8 @@ def test_it_may_stand_in_the_place_of_loaders(tmp_path, stage):
     assert trainer.datamodule is data
 
 
-def test_two_processes_prepare_once_and_share_its_samples(tmp_path):
-    make_parallel_trainer(tmp_path).fit(Validating(tmp_path), datamodule=Data(tmp_path))
+def test_two_ranks_prepare_once_and_share_its_samples(tmp_path):
+    on_two(tmp_path, lambda trainer: trainer.fit(Validating(tmp_path), datamodule=Data(tmp_path)))
     assert seen(tmp_path, "calls", 0) == ["prepare_data", "setup fit True", "train_dataloader", "teardown fit"]
     assert seen(tmp_path, "calls", 1) == ["setup fit True", "train_dataloader", "teardown fit"]
     assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[0, 1], [4]], [[2, 3], [5]]]
@@ -112,8 +123,6 @@ def test_two_processes_prepare_once_and_share_its_samples(tmp_path):
 def test_the_others_wait_for_a_slow_download(tmp_path):
     class Slow(Data):
         def prepare_data(self):
-            import time
-
             time.sleep(0.5)
             super().prepare_data()
 
@@ -153,15 +162,11 @@ class Curriculum(DataModule):
 
 
 def test_a_resumed_run_uses_its_state(tmp_path):
-    class Saving(Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            if trainer.global_step == 1:
-                trainer.save_checkpoint(tmp_path / "first.ckpt")
-
-    data = Curriculum()
+    data, trainer = Curriculum(), make_trainer(tmp_path, max_steps=1)
     data.difficulty = 7
-    make_trainer(tmp_path, callbacks=Saving()).fit(Recorder(tmp_path), datamodule=data)
-    assert seen(tmp_path) == [[700, 701], [702, 703]]
+    trainer.fit(Recorder(tmp_path), datamodule=data)
+    trainer.save_checkpoint(tmp_path / "first.ckpt")
+    assert seen(tmp_path) == [[700, 701]]
     forget(tmp_path)
     resumed = Curriculum()
     make_trainer(tmp_path).fit(Recorder(tmp_path), datamodule=resumed, ckpt_path=tmp_path / "first.ckpt")
@@ -178,26 +183,22 @@ class Configured(Curriculum):
         return loader(self.hparams.num_samples, start=self.hparams.start)
 
 
-class Saving(Callback):
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_end(self, trainer, module):
-        trainer.save_checkpoint(self.path)
-
-
 def test_it_is_made_again_from_a_checkpoint(tmp_path):
     path = tmp_path / "a.ckpt"
     data = Configured(2, start=5)
     data.difficulty = 3
-    make_trainer(tmp_path, callbacks=Saving(path)).fit(Recorder(tmp_path), datamodule=data)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Recorder(tmp_path), datamodule=data)
+    trainer.save_checkpoint(path)
     again = Configured.load_from_checkpoint(path, start=7)
     assert (again.hparams.num_samples, again.hparams.start, again.difficulty) == (2, 7, 3)
 
 
 def test_a_checkpoint_without_a_data_module(tmp_path):
     path = tmp_path / "a.ckpt"
-    make_trainer(tmp_path, callbacks=Saving(path)).fit(Recorder(tmp_path), loader())
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Recorder(tmp_path), loader())
+    trainer.save_checkpoint(path)
     with pytest.raises(CheckpointError, match="has nothing of a data module"):
         Configured.load_from_checkpoint(path)
 
@@ -226,25 +227,19 @@ class OwnData(Validating):
         return loader(2, start=30)
 
 
-def test_the_modules_own_hooks(tmp_path):
-    make_trainer(tmp_path).fit(OwnData(tmp_path))
-    assert seen(tmp_path) == [[20, 21]]
-    assert seen(tmp_path, "validation") == [[30, 31]]
+class TrainOnly(DataModule):
+    def train_dataloader(self):
+        return loader(2, start=40)
 
 
-def test_arguments_come_before_hooks(tmp_path):
-    make_trainer(tmp_path).fit(OwnData(tmp_path), loader(2))
-    assert seen(tmp_path) == [[0, 1]]
-    assert seen(tmp_path, "validation") == [[30, 31]]
-
-
-def test_a_data_module_comes_before_the_module(tmp_path):
-    class TrainOnly(DataModule):
-        def train_dataloader(self):
-            return loader(2, start=40)
-
-    make_trainer(tmp_path).fit(OwnData(tmp_path), datamodule=TrainOnly())
-    assert seen(tmp_path) == [[40, 41]]
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [({}, [20, 21]), ({"train_dataloaders": loader(2)}, [0, 1]), ({"datamodule": TrainOnly()}, [40, 41])],
+    ids=["the module's", "arguments", "the data module's"],
+)
+def test_whose_loaders_are_read(tmp_path, arguments, expected):
+    make_trainer(tmp_path).fit(OwnData(tmp_path), **arguments)
+    assert seen(tmp_path) == [expected]
     assert seen(tmp_path, "validation") == [[30, 31]]
 
 
@@ -252,26 +247,15 @@ def test_prepare_data_once_for_shared_storage(tmp_path):
     class Shared(Data):
         prepare_data_per_node = False
 
-    make_parallel_trainer(tmp_path).test(Recorder(tmp_path), datamodule=Shared(tmp_path))
+    on_two(tmp_path, lambda trainer: trainer.test(Recorder(tmp_path), datamodule=Shared(tmp_path)))
     assert seen(tmp_path, "calls", 0)[0] == "prepare_data"
     assert seen(tmp_path, "calls", 1)[0] == "setup test True"
 
 
 def test_no_validation_step_leaves_the_hook_alone(tmp_path):
-    class TrainsOnly(Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
-
-        def training_step(self, batch):
-            return self.layer(batch.float()[:, None]).mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
     trainer = make_trainer(tmp_path)
-    with pytest.warns(UserWarning, match=r"TrainsOnly has no validation_step\(\), so that Data.val_dataloader\(\)"):
-        trainer.fit(TrainsOnly(), datamodule=Data(tmp_path))
+    with pytest.warns(UserWarning, match=r"Recorder has no validation_step\(\), so that Data.val_dataloader\(\)"):
+        trainer.fit(Recorder(tmp_path), datamodule=Data(tmp_path))
     assert trainer.global_step == 3
 
 

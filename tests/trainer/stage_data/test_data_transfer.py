@@ -1,7 +1,6 @@
-import pytest
 import torch
 
-from core import DataModule, ModuleError
+from core import DataModule
 from trainer.recording import Recorder, Validating, loader, make_trainer, seen
 
 
@@ -54,15 +53,6 @@ def test_precision_converts_what_a_hook_has_transferred(tmp_path):
 
     (batch,) = make_trainer(tmp_path, precision="bf16-true").predict(Own(tmp_path), loader(2))
     assert batch.dtype is torch.bfloat16
-
-
-def test_a_hook_that_cannot_be_called(tmp_path):
-    class Old(Recorder):
-        def on_after_batch_transfer(self, batch):
-            return batch
-
-    with pytest.raises(ModuleError, match=r"on_after_batch_transfer\(batch\) can't be called; it gets \(batch, dat"):
-        make_trainer(tmp_path).fit(Old(tmp_path), loader(2))
 
 
 def test_without_hooks_a_step_has_no_transfer(tmp_path):

@@ -44,7 +44,6 @@ def test_the_default_is_a_csv_file_in_the_folder_for_everything(tmp_path):
     trainer = Trainer(**ON_CPU | {"enable_checkpointing": True}, max_epochs=1, default_root_dir=tmp_path)
     trainer.fit(Net(), loader(), loader())
     assert trainer.log_dir == str(tmp_path / "core_logs" / "version_0")
-    assert [row["val"] for row in rows(trainer.log_dir) if row["val"]] == ["2.0"]
     assert any((tmp_path / "core_logs" / "version_0" / "checkpoints").iterdir())
     trainer.validate(Net(), loader())  # a later stage goes on in the same folder
     assert [path.name for path in (tmp_path / "core_logs").iterdir()] == ["version_0"]

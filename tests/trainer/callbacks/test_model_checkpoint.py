@@ -50,6 +50,7 @@ def test_by_default_the_newest_epoch_is_kept(tmp_path):
         ({"every_n_train_steps": 1}, {"max_epochs": 1, "accumulate_grad_batches": 2}, [1, 2]),
         ({"every_n_train_steps": 3, "monitor": "train_loss"}, {"max_epochs": 1}, [3, 4]),
         ({"save_on_train_epoch_end": True}, {"max_epochs": 2, "val_check_interval": 2}, [4, 8]),
+        ({"monitor": "val_loss"}, {"max_epochs": 2, "val_check_interval": 2}, [2, 4, 6, 8]),
         ({"train_time_interval": timedelta(0)}, {"max_steps": 2}, [1, 2]),
         ({"train_time_interval": {"hours": 1}}, {"max_epochs": 1}, [4]),
     ],
@@ -96,13 +97,6 @@ def test_a_checkpoint_of_another_form_in_the_way_is_named_before_the_first_step(
     assert not any(parameter.grad is not None for parameter in module.parameters())
 
 
-def test_after_each_validation_that_has_its_own_rhythm(tmp_path):
-    checkpoint = ModelCheckpoint(tmp_path / "c", monitor="val_loss", save_top_k=-1)
-    fit(tmp_path, checkpoint, val_losses=[4, 3, 2, 1], val_check_interval=2, max_epochs=2)
-    assert names(tmp_path / "c") == [f"epoch={s // 5}-step={s}.ckpt" for s in (2, 4, 6, 8)]
-    assert [round(float(score)) for score in checkpoint.best_k_models.values()] == [4, 3, 2, 1]
-
-
 def test_nothing_is_saved_in_a_sanity_check_or_without_a_step(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path / "c", save_on_train_epoch_end=False, save_last=True)
     fit(tmp_path, checkpoint, max_epochs=0, num_sanity_val_steps=2)
@@ -113,14 +107,14 @@ def test_nothing_is_saved_in_a_sanity_check_or_without_a_step(tmp_path):
 # which --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "kept", "best"), [("min", [1, 3], 3), ("max", [0, 2], 2)])
-def test_the_best_are_kept(tmp_path, mode, kept, best):
+@pytest.mark.parametrize(("mode", "best", "other", "score"), [("min", 3, 1, 1.0), ("max", 2, 0, 4.0)])
+def test_the_best_are_kept(tmp_path, mode, best, other, score):
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", monitor="val_loss", mode=mode, save_top_k=2)
     fit(tmp_path, checkpoint, val_losses=[3.0, 2.0, 4.0, 1.0], max_epochs=4)
-    assert names(tmp_path / "c") == [f"epoch={epoch}.ckpt" for epoch in kept]
+    assert names(tmp_path / "c") == [f"epoch={other}.ckpt", f"epoch={best}.ckpt"]
     assert checkpoint.best_model_path == str(tmp_path / f"c/epoch={best}.ckpt")
-    assert checkpoint.best_model_score.item() == {3: 1.0, 2: 4.0}[best]
-    assert checkpoint.kth_best_model_path == str(tmp_path / f"c/epoch={({1, 3, 0, 2} & set(kept) - {best}).pop()}.ckpt")
+    assert checkpoint.best_model_score.item() == score
+    assert checkpoint.kth_best_model_path == str(tmp_path / f"c/epoch={other}.ckpt")
 
 
 def test_what_is_not_a_number_is_the_worst(tmp_path):
@@ -275,11 +269,6 @@ def test_another_name_for_the_last_one(tmp_path):
     checkpoint.CHECKPOINT_NAME_LAST = "last-{epoch}"
     fit(tmp_path, checkpoint)
     assert names(tmp_path / "c") == ["last-epoch=2.ckpt"]
-
-
-def test_the_folder_of_the_logger(tmp_path):
-    trainer = fit(tmp_path, ModelCheckpoint(), logger=True)
-    assert names(Path(trainer.log_dir) / "checkpoints") == ["epoch=2-step=12.ckpt"]
 
 
 def test_a_url(tmp_path):

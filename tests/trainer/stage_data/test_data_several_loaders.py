@@ -90,14 +90,6 @@ def test_training_reads(tmp_path, loaders, expected):
     assert trainer.num_training_batches == len(expected)
 
 
-def test_each_loader_is_sharded(tmp_path):
-    loaders = {"a": loader(8, shuffle=True), "b": loader(4, start=100)}
-    on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), loaders))
-    ranks = [seen(tmp_path, rank=rank) for rank in (0, 1)]
-    assert sorted(flat([[batch["a"] for batch in rank] for rank in ranks])) == list(range(8))
-    assert [[batch["b"] for batch in rank] for rank in ranks] == [[[100, 101]] * 2, [[102, 103]] * 2]
-
-
 def test_no_loader_knows_its_length(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.fit(Recorder(tmp_path), {"a": stream(), "b": stream(4)})

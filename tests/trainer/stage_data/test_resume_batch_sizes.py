@@ -125,22 +125,22 @@ def test_between_epochs_batches_and_data_may_have_another_size(tmp_path, kind, a
     assert len(train(after, tmp_path / "c", max_epochs=2)) == (NUM_SAMPLES + 4 if after is MORE else NUM_SAMPLES)
 
 
-def _on_two(folder):
-    ddp, seen = {"strategy": "ddp", "devices": 2}, {}
-    for before, after, accumulated in ((8, 4, 1), (2, 4, 2)):
-        path, options = f"{folder}/{before}", {**ddp, "accumulate_grad_batches": accumulated}
-        first = train(LOADERS["map"](before), path, max_steps=1, **options)
-        seen[before, after, accumulated] = first + train(LOADERS["map"](after), path, **options)
-    own = {**ddp, "use_distributed_sampler": False}
-    train(LOADERS["stream"](4), f"{folder}/own", max_steps=1, **own)
-    return seen
-
-
-def test_two_ranks(tmp_path):
-    first, second = in_one_process(_on_two, str(tmp_path))
-    for case in first:
-        assert sorted(first[case] + second[case]) == list(range(NUM_SAMPLES)), case
+def test_shares_of_ranks_of_their_own_are_refused_on_another_number(tmp_path):
+    own = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False, "max_steps": 1}
+    in_one_process(lambda: train(LOADERS["stream"](4), tmp_path / "own", **own))
     with pytest.raises(
         CheckpointError, match=r"within an epoch by 2 ranks, of which each read a share of its own .* 1 are"
     ):
         train(LOADERS["stream"](4), tmp_path / "own", use_distributed_sampler=False)
+
+
+@pytest.mark.parametrize(("before", "after", "accumulated"), [(8, 4, 1), (2, 4, 2)])
+def test_two_ranks(tmp_path, before, after, accumulated):
+    options = {"strategy": "ddp", "devices": 2, "accumulate_grad_batches": accumulated}
+
+    def train_twice():
+        first = train(LOADERS["map"](before), tmp_path / "c", max_steps=1, **options)
+        return first + train(LOADERS["map"](after), tmp_path / "c", **options)
+
+    first, second = in_one_process(train_twice)
+    assert sorted(first + second) == list(range(NUM_SAMPLES))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from core import Module, Trainer
+from core import Callback, Module, Trainer
 from core_testing import in_one_process
 
 
@@ -125,6 +125,17 @@ def make_trainer(root: Path, **options: Any) -> Trainer:
 def make_parallel_trainer(root: Path, **options: Any) -> Trainer:
     """Two processes."""
     return make_trainer(root, **{"strategy": "ddp_fork", "devices": 2, **options})
+
+
+class SaveAt(Callback):
+    """Saves to `path` after so many batches."""
+
+    def __init__(self, path: Path, batch: int) -> None:
+        self.path, self.batch = path, batch
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.total_batches == self.batch:
+            trainer.save_checkpoint(self.path)
 
 
 def on_two(root: Path, run: Callable[[Trainer], Any], **options: Any) -> list[Any]:

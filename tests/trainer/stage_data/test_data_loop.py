@@ -3,9 +3,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from core import Callback, CheckpointError, ConfigurationError, DataModule, WorkerError
+from core.callbacks import LambdaCallback
 from trainer.recording import (
     Numbers,
     Recorder,
+    SaveAt,
     Validating,
     forget,
     loader,
@@ -53,14 +55,11 @@ def test_the_last_window_of_an_epoch_may_be_short(tmp_path, data, options, steps
 
 
 def test_a_save_in_the_last_short_window_is_made_at_once(tmp_path):
-    class Saving(Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            if batch_idx == 2:
-                trainer.save_checkpoint(tmp_path / "end.ckpt")
-                assert (tmp_path / "end.ckpt").exists()
-
-    make_trainer(tmp_path, accumulate_grad_batches=2, callbacks=Saving()).fit(Recorder(tmp_path), stream(3, 1))
-    assert (tmp_path / "end.ckpt").exists()
+    there = []
+    looks = LambdaCallback(on_train_batch_end=lambda *_: there.append((tmp_path / "end.ckpt").exists()))
+    callbacks = [SaveAt(tmp_path / "end.ckpt", 3), looks]
+    make_trainer(tmp_path, accumulate_grad_batches=2, callbacks=callbacks).fit(Recorder(tmp_path), stream(3, 1))
+    assert there == [False, False, True]
 
 
 def test_nothing_is_fetched_ahead_without_accumulation(tmp_path):
@@ -144,12 +143,6 @@ def test_an_empty_one_of_several_validation_loaders(tmp_path):
     assert set(trainer.callback_metrics) == {"total/dataloader_idx_1"}
 
 
-def test_a_rank_without_samples_takes_part_in_evaluation(tmp_path):
-    results = on_two(tmp_path, lambda trainer: trainer.validate(Validating(tmp_path), loader(1, start=5)))
-    assert results == [[{"total": 5.0}]] * 2
-    assert [seen(tmp_path, "validation", rank) for rank in (0, 1)] == [[[5]], []]
-
-
 def test_a_training_loader_in_evaluation(tmp_path):
     with pytest.warns(UserWarning, match="The validation loader shuffles. Is it the training loader"):
         make_trainer(tmp_path).validate(Validating(tmp_path), loader(shuffle=True))
@@ -171,12 +164,6 @@ class RankStream(IterableDataset):
         return iter(range(100 * rank, 100 * rank + self.counts[rank]))
 
 
-def test_a_data_set_that_shares_itself_out(tmp_path):
-    data = DataLoader(RankStream(4, 4), batch_size=2)
-    on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), data), use_distributed_sampler=False)
-    assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[0, 1], [2, 3]], [[100, 101], [102, 103]]]
-
-
 def test_shares_of_different_lengths_are_refused(tmp_path):
     data = DataLoader(RankStream(4, 2), batch_size=2)
     message = "different number of batches on each rank: 2 on rank 0, 1 on rank 1.*or pass limit_train_batches=1"
@@ -185,26 +172,6 @@ def test_shares_of_different_lengths_are_refused(tmp_path):
         on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), data), **options)
     on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), data), **options, limit_train_batches=1)
     assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[0, 1]], [[100, 101]]]
-
-
-class UnsizedRankStream(IterableDataset):
-    def __init__(self, *counts):
-        self.counts = counts
-
-    def __iter__(self):
-        return iter(range(self.counts[torch.distributed.get_rank()]))
-
-
-def test_shares_of_unknown_lengths_may_be_limited(tmp_path):
-    data = DataLoader(UnsizedRankStream(6, 4), batch_size=2)
-    options = {"use_distributed_sampler": False, "limit_train_batches": 2, "max_epochs": 2}
-    on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), data), **options)
-    assert [len(seen(tmp_path, rank=rank)) for rank in (0, 1)] == [4, 4]
-
-
-def test_a_stream_is_read_by_every_rank_with_a_warning(tmp_path):
-    with pytest.raises(WorkerError, match="a DataLoader over Stream can't be sharded from outside"):
-        on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), stream()))
 
 
 class Stateful:
@@ -230,20 +197,11 @@ class Stateful:
         self.position = state["position"]
 
 
-class Saving(Callback):
-    def __init__(self, path, batch=2):
-        self.path, self.batch = path, batch
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if trainer.progress.total_batches == self.batch:
-            trainer.save_checkpoint(self.path)
-
-
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_loaders_own_state_is_used(tmp_path, window):
     path = tmp_path / "middle.ckpt"
     options = {"max_epochs": 2, "accumulate_grad_batches": window}
-    make_trainer(tmp_path, callbacks=Saving(path, 2), **options).fit(Recorder(tmp_path), Stateful())
+    make_trainer(tmp_path, callbacks=SaveAt(path, 2), **options).fit(Recorder(tmp_path), Stateful())
     whole = seen(tmp_path)
     assert len(whole) == 8
     forget(tmp_path)
@@ -254,27 +212,17 @@ def test_a_loaders_own_state_is_used(tmp_path, window):
 
 def test_an_epoch_begins_at_its_first_batch_whatever_the_state(tmp_path):
     path = tmp_path / "end.ckpt"
-    trainer = make_trainer(tmp_path, callbacks=AtEnd(path))
-    trainer.fit(Recorder(tmp_path), Stateful())
+    saves = LambdaCallback(on_train_epoch_end=lambda trainer, module: trainer.save_checkpoint(path))
+    make_trainer(tmp_path, callbacks=saves).fit(Recorder(tmp_path), Stateful())
     forget(tmp_path)
     make_trainer(tmp_path, max_epochs=2).fit(Recorder(tmp_path), Stateful(), ckpt_path=path)
     assert seen(tmp_path) == [[1, 0], [2, 0], [3, 0], [4, 0]]
 
 
-class AtEnd(Callback):
-    runs_last = True
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_epoch_end(self, trainer, module):
-        trainer.save_checkpoint(self.path)
-
-
 def test_every_rank_has_its_own_state_back(tmp_path):
     path = tmp_path / "middle.ckpt"
     options = {"use_distributed_sampler": False}
-    on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), Stateful()), callbacks=Saving(path), **options)
+    on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), Stateful()), callbacks=SaveAt(path, 2), **options)
     forget(tmp_path)
     on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), Stateful(), ckpt_path=path), **options)
     assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[3, 0], [4, 0]], [[3, 1], [4, 1]]]
@@ -293,7 +241,7 @@ def test_a_loader_that_does_not_take_its_state_is_named(tmp_path):
             return super().__iter__()
 
     path = tmp_path / "middle.ckpt"
-    make_trainer(tmp_path, callbacks=Saving(path)).fit(Recorder(tmp_path), Stateful())
+    make_trainer(tmp_path, callbacks=SaveAt(path, 2)).fit(Recorder(tmp_path), Stateful())
     cure = "Other doesn't take the state that it saved.*as many workers. It says: no key '_snapshot'"
     with pytest.raises(CheckpointError, match=cure):
         make_trainer(tmp_path).fit(Recorder(tmp_path), Other(), ckpt_path=path)
@@ -301,7 +249,7 @@ def test_a_loader_that_does_not_take_its_state_is_named(tmp_path):
 
 def test_another_kind_of_loader_is_refused(tmp_path):
     path = tmp_path / "middle.ckpt"
-    make_trainer(tmp_path, callbacks=Saving(path)).fit(Recorder(tmp_path), Stateful())
+    make_trainer(tmp_path, callbacks=SaveAt(path, 2)).fit(Recorder(tmp_path), Stateful())
     with pytest.raises(
         CheckpointError, match="a loader that orders its data itself, and this is a DataLoader with a sa"
     ):
@@ -328,7 +276,7 @@ def test_a_resumed_run_has_the_loaders_of_its_epoch(tmp_path):
     torch.manual_seed(0)
     path = tmp_path / "middle.ckpt"
     options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
-    make_trainer(tmp_path, callbacks=Saving(path, 3), **options).fit(Recorder(tmp_path), datamodule=Reloading())
+    make_trainer(tmp_path, callbacks=SaveAt(path, 3), **options).fit(Recorder(tmp_path), datamodule=Reloading())
     whole = seen(tmp_path)
     forget(tmp_path)
     torch.manual_seed(1)

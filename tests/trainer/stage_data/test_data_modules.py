@@ -58,8 +58,6 @@ def test_it_serves_every_stage(tmp_path):
     trainer.fit(module, datamodule=data)
     assert seen(tmp_path) == [[0, 1], [2, 3], [4, 5]]
     assert seen(tmp_path, "validation") == [[0, 1], [2, 3]]
-    assert trainer.datamodule is data
-    assert data.trainer is trainer
     forget(tmp_path)
     assert trainer.validate(module, datamodule=data) == [{"total": 6.0}]
     trainer.test(module, datamodule=data)

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from core import Callback, CheckpointError, CombinedLoader, ConfigurationError, Fabric
+from core import CheckpointError, CombinedLoader, ConfigurationError, Fabric
 from core.fabric import seed_everything
 from support.resuming import on_ranks
 from trainer.recording import (
     Numbers,
     Recorder,
+    SaveAt,
     Validating,
     flat,
     forget,
@@ -96,15 +97,6 @@ def test_no_loader_knows_its_length(tmp_path):
     assert [batch["b"] for batch in seen(tmp_path)] == [[0, 1], [2, 3], [0, 1]]
     with pytest.raises(TypeError):
         len(CombinedLoader({"a": stream()}))
-
-
-class SaveAt(Callback):
-    def __init__(self, path, batch):
-        self.path, self.batch = path, batch
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if trainer.progress.total_batches == self.batch:
-            trainer.save_checkpoint(self.path)
 
 
 @pytest.mark.parametrize(

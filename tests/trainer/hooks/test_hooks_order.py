@@ -334,27 +334,17 @@ def test_the_callbacks_of_a_module_replace_those_of_their_type():
     class Other(Callback):
         pass
 
-    class Bringing(Net):
-        def configure_callbacks(self):
-            return [own]
-
     own, replaced, kept = Counting(), Counting(), Other()
     trainer = Trainer(max_epochs=1, callbacks=[replaced, kept], **QUIET)
-    trainer.fit(Bringing(), batches())
+    module = Net()
+    module.configure_callbacks = lambda: [own]
+    trainer.fit(module, batches())
     assert trainer.callbacks == [kept, own]
     assert (own.calls, replaced.calls) == (1, 0)
 
     with pytest.warns(UserWarning, match="fit trains nothing"):
         trainer.fit(Net(), batches())
     assert trainer.callbacks == [replaced, kept]
-
-
-def test_configure_callbacks_returns_something_else():
-    class Broken(Net):
-        def configure_callbacks(self):
-            return ["checkpoint"]
-
-    with pytest.raises(
-        ModuleError, match=r"Broken.configure_callbacks returned str 'checkpoint'; expected a core.Call"
-    ):
-        Trainer(max_epochs=1, **QUIET).fit(Broken(), batches())
+    module.configure_callbacks = lambda: ["checkpoint"]
+    with pytest.raises(ModuleError, match=r"Net.configure_callbacks returned str 'checkpoint'; expected a core.Call"):
+        trainer.fit(module, batches())

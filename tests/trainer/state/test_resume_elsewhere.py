@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from core import Callback, Module, Trainer
+from core import Callback, Trainer
 from core.callbacks import ModelCheckpoint
 from core.contract import CheckpointNotFoundError, ConfigurationError
 from core.data import seed_samples, set_epoch, shard_loader
@@ -18,6 +18,7 @@ from core_testing import in_one_process
 from support import late_torchmetrics as torchmetrics
 from support.resuming import Case, Net, Samples, SaveAlways, count_batches, sgd_by_epoch, train
 from support.small_nets import QUIET
+from support.tiny import Tiny, loader, make_trainer
 
 
 def sgd(parameters):
@@ -191,67 +192,42 @@ def test_torchmetrics_objects_go_on(tmp_path):
 # last and best -------------------------------------------------------------------------------------------------------
 
 
-class Scored(Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(()))
-
-    def training_step(self, batch):
-        return self.weight + batch[0].sum() * 0
-
-    def validation_step(self, batch):
-        self.log("score", (self.weight + 2.0).abs())
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.2)
+def test_best_and_last_are_what_the_checkpoint_callback_says(tmp_path):
+    saver = ModelCheckpoint(tmp_path, "{epoch}", monitor="val_loss", save_top_k=-1)
+    trainer, module = make_trainer(tmp_path, saver, max_epochs=3), Tiny([3.0, 1.0, 2.0])
+    trainer.fit(module, loader(), loader())
+    for name, epoch in (("best", 1), ("last", 2)):
+        trainer.validate(module, loader(), ckpt_path=name)
+        assert trainer.ckpt_path == str(tmp_path / f"epoch={epoch}.ckpt")
 
 
-def make(root, saver, **options):
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
-    return Trainer(accelerator="cpu", devices=1, default_root_dir=root, callbacks=saver, **quiet, **options)
-
-
-def loaders():
-    return DataLoader(Samples(), batch_size=4), DataLoader(Samples(), batch_size=20)
-
-
-def test_best_is_what_the_checkpoint_callback_says(tmp_path):
-    saver = ModelCheckpoint(tmp_path, monitor="score", save_top_k=1)
-    trainer, module = make(tmp_path, [saver], max_epochs=4), Scored()
-    trainer.fit(module, *loaders())
-    assert module.weight.item() == pytest.approx(-4.0)
-    scores = trainer.validate(module, loaders()[1], ckpt_path="best")
-    assert scores[0]["score"] == pytest.approx(0.0, abs=1e-5)
-    assert trainer.validate(module, loaders()[1], ckpt_path="last")[0]["score"] == pytest.approx(0.0, abs=1e-5)
-
-
-def test_best_needs_somebody_who_judges(tmp_path):
-    with pytest.raises(ConfigurationError, match="ckpt_path='best' asks a ModelCheckpoint, and callbacks has none"):
-        make(tmp_path, None, enable_checkpointing=False).validate(Scored(), loaders()[1], ckpt_path="best")
-    with pytest.raises(ConfigurationError, match=r"ModelCheckpoint has no monitor, .* ckpt_path='last' for the newest"):
-        make(tmp_path, [ModelCheckpoint(tmp_path)]).validate(Scored(), loaders()[1], ckpt_path="best")
-    with pytest.raises(CheckpointNotFoundError, match="ckpt_path='best': ModelCheckpoint has saved nothing yet"):
-        make(tmp_path, [ModelCheckpoint(tmp_path, monitor="score")]).validate(Scored(), loaders()[1], ckpt_path="best")
+@pytest.mark.parametrize(
+    ("savers", "name", "error", "message"),
+    [
+        ([], "best", ConfigurationError, "ckpt_path='best' asks a ModelCheckpoint, and callbacks has none"),
+        ([{}], "best", ConfigurationError, r"ModelCheckpoint has no monitor, .* ckpt_path='last' for the newest"),
+        ([{"monitor": "val_loss"}], "best", CheckpointNotFoundError, "'best': ModelCheckpoint has saved nothing yet"),
+        ([{"dirpath": "own"}], "last", CheckpointNotFoundError, r"ckpt_path='last': no checkpoint is in .*own"),
+    ],
+)
+def test_nothing_to_evaluate_is_an_error_that_says_what_was_asked(tmp_path, savers, name, error, message):
+    trainer = make_trainer(tmp_path, *(ModelCheckpoint(**each) for each in savers), enable_checkpointing=bool(savers))
+    with pytest.raises(error, match=message):
+        trainer.validate(Tiny(), loader(), ckpt_path=name)
 
 
 @pytest.mark.parametrize("logger", [False, None], ids=["no logger", "a folder for each run"])
 def test_last_goes_on_with_an_earlier_run_of_the_same_command(tmp_path, logger, caplog):
     steps = []
-    for max_epochs in (1, 2):
-        with caplog.at_level(logging.INFO, "core"):
-            trainer = make(tmp_path, None, logger=logger, max_epochs=max_epochs)
-            trainer.fit(Scored(), *loaders(), ckpt_path="last")
-        steps.append((trainer.global_step, trainer.progress.total_batches))
-    assert steps == [(5, 5), (10, 10)]
+    with caplog.at_level(logging.INFO, "core"):
+        for max_epochs in (1, 2):
+            trainer = make_trainer(tmp_path, logger=logger, max_epochs=max_epochs)
+            trainer.fit(Tiny(), loader(), loader(), ckpt_path="last")
+            steps.append((trainer.global_step, trainer.progress.total_batches))
+    assert steps == [(4, 4), (8, 8)]
     told = [record.getMessage() for record in caplog.records if "ckpt_path='last'" in record.getMessage()]
     assert "begins anew" in told[0]
-    assert all("goes on from" in line for line in told[1:])
-
-
-def test_nothing_to_evaluate_is_an_error_that_says_where_it_looked(tmp_path):
-    trainer = make(tmp_path, [ModelCheckpoint(tmp_path / "own")])
-    with pytest.raises(CheckpointNotFoundError, match=r"ckpt_path='last': no checkpoint is in .*own"):
-        trainer.validate(Scored(), loaders()[1], ckpt_path="last")
+    assert "goes on from" in told[1]
 
 
 def test_a_second_fit_without_a_checkpoint_begins_its_epoch_anew():

@@ -58,10 +58,7 @@ def saving_late(path, num_ranks, case, stop):
     [
         ("auto", {"max_epochs": 1}),
         ("auto", {"max_steps": 7}),
-        ("ddp", {"max_epochs": 1}),
         ("ddp", {"max_steps": 7}),
-        pytest.param("fsdp", {"max_steps": 7}, marks=pytest.mark.slow),
-        ("parallel", {"max_steps": 7}),
     ],
 )
 def test_a_run_goes_on_from_what_was_saved_after_fit(tmp_path, strategy, stop):

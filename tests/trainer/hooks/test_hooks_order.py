@@ -123,34 +123,26 @@ def test_evaluation(stage, step):
 
 
 def test_hooks_get_what_they_are_promised():
-    seen = {}
-
     class Listener(Callback):
         def on_before_backward(self, trainer, module, loss):
-            seen["share"] = loss.item()
+            self.share = loss.item()
 
         def on_before_optimizer_step(self, trainer, module, optimizer):
-            seen["gradient"] = module.layer.weight.grad.clone()
-            seen["optimizer"] = optimizer
+            assert isinstance(optimizer, torch.optim.SGD)
+            assert module.layer.weight.grad.abs().sum() > 0
 
         def on_before_zero_grad(self, trainer, module, optimizer):
-            seen["before"] = module.layer.weight.grad is not None
+            assert module.layer.weight.grad is not None
 
         def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            seen["outputs"] = outputs
-            seen["after"] = module.layer.weight.grad is not None
-            seen["batch"] = (batch.shape, batch_idx)
+            assert not outputs.requires_grad
+            assert self.share == pytest.approx(outputs.item() / 2)
+            self.end = (module.layer.weight.grad is None, batch.shape, batch_idx)
 
-    module = Net()
-    trainer = Trainer(max_epochs=1, accumulate_grad_batches=2, callbacks=Listener(), **QUIET)
-    trainer.fit(module, batches(2))
-
-    assert not seen["outputs"].requires_grad
-    assert seen["share"] == pytest.approx(seen["outputs"].item() / 2)
-    assert seen["gradient"].abs().sum() > 0
-    assert isinstance(seen["optimizer"], torch.optim.SGD)
-    assert (seen["before"], seen["after"]) == (True, False)
-    assert seen["batch"] == ((2, 4), 1)
+    listener = Listener()
+    trainer = Trainer(max_epochs=1, accumulate_grad_batches=2, callbacks=listener, **QUIET)
+    trainer.fit(Net(), batches(2))
+    assert listener.end == (True, (2, 4), 1)
 
 
 def test_minus_one_leaves_out_the_rest_of_an_epoch():

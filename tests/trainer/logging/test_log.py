@@ -714,7 +714,6 @@ def test_values_of_two_ranks():
             self.log("synced_step", rank, sync_dist=True)
             self.log("large_step", 16_777_217, sync_dist=True, reduce_fx="sum")
             self.log("large_epoch", 16_777_217, on_step=False, on_epoch=True, reduce_fx="sum")
-            self.log("largest_step", rank, sync_dist=True, reduce_fx="max")
             self.log("epoch", rank, on_step=False, on_epoch=True)
             self.log("own_epoch", rank, on_step=False, on_epoch=True, sync_dist=False)
             self.log("first", rank, on_step=False, on_epoch=True, rank_zero_only=True)
@@ -742,7 +741,6 @@ def test_values_of_two_ranks():
         "synced_step": 0.5,
         "large_step": 2 * 16_777_217,
         "large_epoch": 4 * 16_777_217,
-        "largest_step": 1.0,
         "epoch": 0.5,
         "own_epoch": 0.0,
         "first": 0.0,

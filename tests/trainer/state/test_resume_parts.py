@@ -172,28 +172,29 @@ def test_impossible_parts_are_refused_before_work(tmp_path, options, message):
 
 def test_fabric_loads_renamed_and_changed_parameters(tmp_path):
     def setup(*names):
-        torch.manual_seed(0)
         net = nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
         fabric = Fabric(accelerator="cpu")
         model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
         return fabric, net, optimizer, {"model": model, "optimizer": optimizer}
 
-    fabric, net, optimizer, state = setup("a", "b")
-    fabric.backward(sum(layer(torch.ones(1, 2)).square().sum() for layer in net.values()))
-    optimizer.step()
-    fabric.save(tmp_path / "a.ckpt", state)
-    moments = [optimizer.state[value]["momentum_buffer"] for value in net.parameters()]
+    def moments(optimizer, layer):
+        return [optimizer.state[value]["momentum_buffer"].tolist() for value in layer.parameters()]
 
-    fabric, other, optimizer, state = setup("b", "c")
+    fabric, net, first, state = setup("a", "b")
+    fabric.backward(sum(layer(torch.ones(1, 2)).square().sum() for layer in net.values()))
+    first.step()
+    fabric.save(tmp_path / "a.ckpt", state)
+
+    fabric, other, second, state = setup("b", "c")
     fabric.load(tmp_path / "a.ckpt", state, renamed={"a": "c"})
     assert torch.equal(other["c"].weight, net["a"].weight)
-    assert torch.equal(optimizer.state[other["c"].bias]["momentum_buffer"], moments[1])
+    assert moments(second, other["c"]) == moments(first, net["a"])
 
-    fabric, third, optimizer, state = setup("b", "d")
+    fabric, other, second, state = setup("b", "d")
     with pytest.warns(UserWarning, match=r"begins anew for 'd\.weight', 'd\.bias'; it leaves out 'a\.weight'"):
         fabric.load(tmp_path / "a.ckpt", state, strict=False)
-    assert torch.equal(third["b"].weight, net["b"].weight)
-    assert set(optimizer.state) == set(third["b"].parameters())
+    assert torch.equal(other["b"].weight, net["b"].weight)
+    assert set(second.state) == set(other["b"].parameters())
 
 
 class Adapted(Net):

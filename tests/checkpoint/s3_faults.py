@@ -20,7 +20,7 @@ from moto.moto_server.werkzeug_app import create_backend_app
 from moto.server import DomainDispatcherApplication, MotoRequestHandler
 from werkzeug.serving import make_server
 
-from checkpoint.test_folder_survives import loaded_step, save, state
+from checkpoint.steps import loaded_step, save, state
 from checkpoint.test_two_ranks_survive import Url, check_told, save_together
 from core.checkpoint import DistributedCheckpointIO
 from core.contract import CheckpointError

@@ -11,6 +11,8 @@ import shutil
 from itertools import count
 from pathlib import Path
 
+import torch
+
 from core.checkpoint.storage import disk
 from core.contract import CheckpointError
 
@@ -214,7 +216,7 @@ def failures(prepare, work, error, monkeypatch):
     for number in count(1):
         prepare()
         with monkeypatch.context() as patches:
-            _fail_from(number, error, patches)
+            patch_disk(Faults(number).is_due, error, patches)
             told = attempt(work)
         if not told:
             break
@@ -222,7 +224,7 @@ def failures(prepare, work, error, monkeypatch):
     assert number > 8
 
 
-def attempt(work):
+def attempt(work, to_be="written"):
     """What it says when it fails; empty if it doesn't."""
     try:
         work()
@@ -231,38 +233,44 @@ def attempt(work):
         if "last.ckpt' is in its place, but may not survive a crash of the machine: " in told:
             assert "untouched" not in told
         else:
-            assert "last.ckpt' can't be written: " in told
-            assert "What was there is untouched." in told
+            assert f"last.ckpt' can't be {to_be}: " in told
+            assert "What was there is untouched." in told or to_be == "deleted"
         return told
     return ""
 
 
-def _fail_from(number, error, patches):
-    """Let the n-th change of the disk fail, and all that come after it."""
-    left = number
+class Faults:
+    """Due at the n-th call, and at those after it, if the fault lasts; on any rank, or on one."""
 
-    def change():
-        nonlocal left
-        left -= 1
-        if left <= 0:
+    def __init__(self, number, *, lasts=True, victim=None):
+        self._left, self._lasts, self._victim = number, lasts, victim
+        self.has_struck = False
+
+    def is_due(self):
+        if self._victim is not None and torch.distributed.get_rank() != self._victim:
+            return False
+        self._left -= 1
+        due = self._left == 0 or (self._lasts and self._left < 0)
+        self.has_struck |= due
+        return due
+
+
+def failing(real, is_due, error):
+    def call(*arguments, **options):
+        if is_due():
             raise error
+        return real(*arguments, **options)
+
+    return call
+
+
+def patch_disk(is_due, error, patches):
+    """Let changes of the disk fail when they are due."""
 
     class Failing(io.BufferedWriter):
-        def write(self, data):
-            change()
-            return super().write(data)
+        write = failing(io.BufferedWriter.write, is_due, error)
 
-    def create(path):
-        change()
-        return Failing(path.open("xb", buffering=0))
-
-    def counted(real):
-        def call(*arguments):
-            change()
-            return real(*arguments)
-
-        return call
-
+    create = failing(lambda path: Failing(path.open("xb", buffering=0)), is_due, error)
     patches.setattr(disk, "create", create)
-    for name in ("sync", "sync_folder", "make_folder", "rename", "remove_folder"):
-        patches.setattr(disk, name, counted(getattr(disk, name)))
+    for name in ("sync", "sync_folder", "make_folder", "rename", "unlink", "remove_folder"):
+        patches.setattr(disk, name, failing(getattr(disk, name), is_due, error))

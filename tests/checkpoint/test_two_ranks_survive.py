@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import sys
+from functools import partial
 from itertools import count
 from multiprocessing import Pipe
 
@@ -12,8 +13,8 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
-from checkpoint.test_folder_survives import ALONE, Meanwhile, Piped, loaded_step, names, save, state
-from checkpoint.test_replacing import kill_before_call
+from checkpoint.simulated_disk import Faults, attempt, patch_disk
+from checkpoint.steps import VALUES, Meanwhile, kill_before_call, loaded_step, names, save, state
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.checkpoint.any_form import formats
 from core.checkpoint.format.verified_file import MappedFile
@@ -21,7 +22,6 @@ from core.checkpoint.storage import disk
 from core.contract import CheckpointError, CheckpointNotFoundError, Chunk, ShardedLeaf
 from support.checkpoint_collectives import together
 
-VALUES = 2_000
 HALF = VALUES // 2
 
 
@@ -48,41 +48,12 @@ def save_together(path, step):
     return on_two_ranks(lambda collectives: save_half(path, step, collectives))
 
 
-class Faults:
-    """Lets calls of one rank fail: the n-th one, and those after it, if the fault lasts."""
-
-    def __init__(self, victim, number, *, lasts):
-        self._victim, self._left, self._lasts = victim, number, lasts
-        self.has_struck = False
-
-    def is_due(self):
-        if torch.distributed.get_rank() != self._victim:
-            return False
-        self._left -= 1
-        due = self._left == 0 or (self._lasts and self._left < 0)
-        self.has_struck |= due
-        return due
-
-
-def patch_disk(faults, patches):
-    def failing(real):
-        def call(*arguments, **options):
-            if faults.is_due():
-                raise OSError(errno.EIO, "Input/output error")
-            return real(*arguments, **options)
-
-        return call
-
-    for name in ("create", "sync", "sync_folder", "make_folder", "rename", "unlink", "remove_folder"):
-        patches.setattr(disk, name, failing(getattr(disk, name)))
-
-
-def patch_store(faults, patches, is_lost):
+def patch_store(is_due, patches, is_lost):
     """Calls of an object store fail: before they have done anything, or when they have, and the answer is lost."""
 
-    def failing(real):
+    def losing(real):
         def call(*arguments, **options):
-            due = faults.is_due()
+            due = is_due()
             if due and not is_lost:
                 raise OSError("the store is busy")
             result = real(*arguments, **options)
@@ -93,7 +64,7 @@ def patch_store(faults, patches, is_lost):
         return call
 
     for name in ("pipe_file", "rm_file", "cat_file", "ls", "_open", "makedirs", "isfile", "exists"):
-        patches.setattr(MemoryFileSystem, name, failing(getattr(MemoryFileSystem, name)))
+        patches.setattr(MemoryFileSystem, name, losing(getattr(MemoryFileSystem, name)))
 
 
 def check_told(told, step, has_struck):
@@ -106,13 +77,15 @@ def check_told(told, step, has_struck):
         assert step == (2 if "is in its place" in told[0] else 1), told
 
 
-def check_all_faults(make_faults, prepare, path, least):
+def check_all_faults(path, patch, prepare, least, **faulty):
     """Try the calls one after the other, until one is past the last."""
     failed = 0
     for number in count(1):
         prepare()
+        save(path, 1)
+        faults = Faults(number, **faulty)
         with pytest.MonkeyPatch.context() as patches:
-            faults = make_faults(number, patches)
+            patch(faults.is_due, patches)
             told = save_together(path, 2)
         check_told(told, loaded_step(path), faults.has_struck)
         failed += bool(told[0])
@@ -120,7 +93,6 @@ def check_all_faults(make_faults, prepare, path, least):
             break
         assert save_together(path, 3) == ["", ""]
         assert loaded_step(path) == 3
-        yield
     assert number > least
     assert failed > 1
 
@@ -131,17 +103,22 @@ def test_any_change_of_the_disk_may_fail_on_either_rank(tmp_path, victim, least,
     path = tmp_path / "run" / "last.ckpt"
 
     def prepare():
+        if path.exists():
+            assert names(path.parent) == ["last.ckpt"]
+            assert len(names(path)) == 5
         shutil.rmtree(path.parent, ignore_errors=True)
-        save(path, 1)
 
-    def make_faults(number, patches):
-        faults = Faults(victim, number, lasts=lasts)
-        patch_disk(faults, patches)
-        return faults
+    def patch(is_due, patches):
+        patch_disk(is_due, OSError(errno.EIO, "Input/output error"), patches)
 
-    for _ in check_all_faults(make_faults, prepare, path, least):
-        assert names(path.parent) == ["last.ckpt"]
-        assert len(names(path)) == 5
+    check_all_faults(path, patch, prepare, least, victim=victim, lasts=lasts)
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """An empty store."""
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
 
 
 class Url(str):
@@ -157,22 +134,35 @@ class Url(str):
 @pytest.mark.parametrize("is_lost", [False, True])
 @pytest.mark.parametrize("lasts", [True, False])
 @pytest.mark.parametrize(("victim", "least"), [(0, 8), (1, 2)])
-def test_any_call_of_a_store_may_fail_on_either_rank(victim, least, lasts, is_lost, monkeypatch):
-    monkeypatch.setattr(MemoryFileSystem, "store", {})
-    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
-    path = Url("memory://run/last.ckpt")
+def test_any_call_of_a_store_may_fail_on_either_rank(memory, victim, least, lasts, is_lost):
+    path, clear = Url("memory://run/last.ckpt"), MemoryFileSystem.store.clear
+    patch = partial(patch_store, is_lost=is_lost)
+    check_all_faults(path, patch, clear, least, victim=victim, lasts=lasts)
 
-    def prepare():
-        MemoryFileSystem.store.clear()
-        save(path, 1)
 
-    def make_faults(number, patches):
-        faults = Faults(victim, number, lasts=lasts)
-        patch_store(faults, patches, is_lost)
-        return faults
+class Piped:
+    """Two processes, forked from one, that talk through a pipe."""
 
-    for _ in check_all_faults(make_faults, prepare, path, least):
-        pass
+    size = 2
+    writer = {}
+
+    def __init__(self, rank, pipe):
+        self.rank, self._mine = rank, pipe[rank]
+
+    def barrier(self):
+        self.broadcast_object(self.gather_objects(None) and None)
+
+    def broadcast_object(self, obj, src=0):
+        if self.rank == src:
+            self._mine.send(obj)
+            return obj
+        return self._mine.recv()
+
+    def gather_objects(self, obj, dst=0):
+        if self.rank == dst:
+            return [obj, self._mine.recv()]
+        self._mine.send(obj)
+        return None
 
 
 @pytest.mark.parametrize(("victim", "least"), [pytest.param(0, 15, marks=pytest.mark.slow), (1, 8)])
@@ -195,23 +185,23 @@ def test_either_rank_may_die_before_any_call(tmp_path, victim, least):
 
 def _dies(path, victim, number):
     """Save from two processes, of which one kills itself before its n-th change of a file; whether it got that far."""
-    pipes, processes = [Pipe()], []
+    pipe, processes = Pipe(), []
     for rank in range(2):
         process = os.fork()
         if process == 0:
             status = 1
             try:
-                pipes[0][1 - rank].close()
+                pipe[1 - rank].close()
                 if rank == victim:
                     kill_before_call(number)
                 with contextlib.suppress(CheckpointError, EOFError, OSError):
-                    save_half(path, 2, Piped(rank, pipes))
+                    save_half(path, 2, Piped(rank, pipe))
                 status = 0
             finally:
                 sys.setprofile(None)
                 os._exit(status)
         processes.append(process)
-    for end in pipes[0]:
+    for end in pipe:
         end.close()
     outcomes = [os.waitpid(process, 0)[1] for process in processes]
     assert outcomes[1 - victim] == 0
@@ -219,15 +209,13 @@ def _dies(path, victim, number):
     return os.WIFSIGNALED(outcomes[victim])
 
 
-def test_two_runs_save_to_one_place_behind_a_url(monkeypatch):
+def test_two_runs_save_to_one_place_behind_a_url(memory):
     """Neither deletes what the other is about to name, whichever is first."""
-    monkeypatch.setattr(MemoryFileSystem, "store", {})
-    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
     path = Url("memory://run/last.ckpt")
     save(path, 1)
     # One has written its files, and is about to name them, when the other begins and ends.
     pauses = Meanwhile(lambda: pauses.num_pauses == 3 and save(path, 3))
-    DistributedCheckpointIO().save_checkpoint(state(2), path, collectives=pauses)
+    save(path, 2, collectives=pauses)
     assert pauses.num_pauses > 3
     assert loaded_step(path) == 2
     # One whose files are deleted while it writes doesn't replace what is there by a checkpoint without them.
@@ -238,7 +226,7 @@ def test_two_runs_save_to_one_place_behind_a_url(monkeypatch):
 
     save(path, 1)
     with pytest.raises(CheckpointError, match=r"is gone: another program deletes in memory://run/last.ckpt\. What was"):
-        DistributedCheckpointIO().save_checkpoint(state(2), path, collectives=Meanwhile(delete))
+        save(path, 2, collectives=Meanwhile(delete))
     assert loaded_step(path) == 1
 
 
@@ -279,20 +267,14 @@ class SilentDamage:
 
 @pytest.mark.parametrize("place", ["local", "memory"])
 @pytest.mark.parametrize("part", ["-00000.data", "-00001.data", "-00001.json", "manifest.json", ".partial"])
-def test_what_is_there_goes_only_for_what_was_read_back(part, place, tmp_path, monkeypatch):
+def test_what_is_there_goes_only_for_what_was_read_back(part, place, memory, tmp_path, monkeypatch):
     """A checkpoint that is saved again under its own name, as `last.ckpt` is, on storage that damages and is silent."""
-    monkeypatch.setattr(MemoryFileSystem, "store", {})
-    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
     path = Url("memory://run/last.ckpt") if place == "memory" else tmp_path / "last.ckpt"
-    storage = TorchCheckpointIO() if part == ".partial" else DistributedCheckpointIO()
 
     def save_again(step):
-        if part != ".partial":
-            return save_together(path, step)
-        try:
-            return [storage.save_checkpoint(state(step), path, collectives=ALONE) or ""]
-        except CheckpointError as error:
-            return [str(error)]
+        if part == ".partial":
+            return [attempt(lambda: save(path, step, TorchCheckpointIO))]
+        return save_together(path, step)
 
     assert not any(save_again(1))
     with monkeypatch.context() as patches:

@@ -3,16 +3,10 @@
 One launch of each writes: it trains 10 steps, saves, and trains 10 more. One launch of each reads all checkpoints, and
 trains 10 steps from each. The global batch is the same everywhere, and so are the losses.
 
-    python tests/support/portability.py [--processes 4] [--write matrix.md] [CONFIGURATION ...]
-
-To add a strategy from elsewhere, call `run_matrix` with configurations of its own and some of `ALL`.
+To add a strategy from elsewhere, call `run_matrix` with configurations of its own.
 """
 
-import argparse
-import tempfile
-import warnings
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -24,7 +18,6 @@ from core.checkpoint import load_checkpoint
 
 NUM_STEPS = 10
 GLOBAL_BATCH = 8
-MARKS = ("<!-- matrix: begin -->\n", "<!-- matrix: end -->\n")
 
 
 @dataclass(frozen=True)
@@ -62,30 +55,6 @@ class Configuration:
 
 FORK = {"start_method": "fork"}
 SINGLE_DEVICE = Configuration("single_device")
-ALL = [
-    SINGLE_DEVICE,
-    *(Configuration("ddp", size, options=FORK) for size in (1, 2, 4)),
-    *(Configuration("fsdp", size, options=FORK) for size in (1, 2, 4)),
-    *(
-        Configuration(
-            "fsdp", size, "hybrid", options={**FORK, "sharding_strategy": "HYBRID_SHARD", "device_mesh": (2, size // 2)}
-        )
-        for size in (2, 4)
-    ),
-    *(Configuration("model_parallel", size, "fsdp+tp", options={**FORK, "tensor_parallel_size": 2}) for size in (2, 4)),
-    *(Configuration("ddp", size, "ddp-bf16", "bf16-mixed", FORK) for size in (1, 2, 4)),
-]
-# By name only: they aren't in the page's table.
-OTHERS = [
-    *(Configuration(strategy, 2, options=FORK) for strategy in ("ddp_sharded", "bagua", "colossalai", "horovod")),
-    # One peer: those of a swarm share no global batch.
-    Configuration("hivemind", options={"target_batch_size": GLOBAL_BATCH, "batch_size": GLOBAL_BATCH}),
-]
-
-
-def configurations(num_processes, among=ALL):
-    """Those that can run here, with at most so many processes."""
-    return [each for each in among if each.strategy in STRATEGY_REGISTRY and each.num_processes <= num_processes]
 
 
 class Net(nn.Module):
@@ -211,10 +180,6 @@ class Cell:
     def is_good(self):
         return self.difference <= self.tolerance
 
-    def __str__(self):
-        text = "equal" if self.difference == 0 else f"{self.difference:.0e}"
-        return text if self.is_good else f"**{text}**"
-
 
 def run_matrix(chosen, folder):
     """All pairs: cells by names of writer and reader."""
@@ -240,38 +205,3 @@ def losses_after_a_change_of_precision(reader, paths):
 def compare(found, expected, tolerance):
     largest = max(map(abs, expected))
     return Cell(max(abs(one - other) for one, other in zip(found, expected, strict=True)) / largest, tolerance)
-
-
-def markdown(cells):
-    """Writers below each other, readers side by side."""
-    readers = list(dict.fromkeys(reader for _, reader in cells))
-    lines = [f"| written under | {' | '.join(readers)} |", "| --- " * (len(readers) + 1) + "|"]
-    for writer in dict.fromkeys(writer for writer, _ in cells):
-        lines.append(f"| {writer} | {' | '.join(str(cells[writer, reader]) for reader in readers)} |")
-    return "\n".join(lines) + "\n"
-
-
-def with_table(page, table):
-    """A page with a new table between the marks."""
-    before, _, rest = page.partition(MARKS[0])
-    return before + MARKS[0] + table + MARKS[1] + rest.partition(MARKS[1])[2]
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="CONFIGURATION")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--write", type=Path)
-    arguments = parser.parse_args()
-    among = [each for each in (*ALL, *OTHERS) if each.name in arguments.names] if arguments.names else ALL
-    chosen = configurations(arguments.processes, among)
-    warnings.simplefilter("error")
-    with tempfile.TemporaryDirectory() as folder:
-        table = markdown(run_matrix(chosen, Path(folder)))
-    print(table)
-    if arguments.write:
-        arguments.write.write_text(with_table(arguments.write.read_text(), table))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,212 @@
+"""What a file of torch's and a folder have in common: all comes back as it was, or is refused by its place."""
+
+import os
+import random
+import shutil
+from collections import Counter, OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from checkpoint.steps import names
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint, newest_valid
+from core.contract import CheckpointError, CheckpointNotFoundError
+from support.checkpoint_collectives import Alone
+
+ALONE = Alone()
+
+
+@pytest.fixture(params=[TorchCheckpointIO, DistributedCheckpointIO])
+def storage(request):
+    return request.param()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "last.ckpt"
+
+
+def there_and_back(storage, path, state):
+    storage.save_checkpoint(state, path, collectives=ALONE)
+    return storage.load_checkpoint(path, collectives=ALONE)
+
+
+def test_a_training_run_comes_back(storage, path):
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    loaded = there_and_back(storage, path, {"module": module.state_dict(), "optimizer": optimizer.state_dict()})
+    assert list(loaded["module"]) == list(module.state_dict())
+    assert all(torch.equal(loaded["module"][name], value) for name, value in module.state_dict().items())
+    assert loaded["module"]._metadata == module.state_dict()._metadata
+    assert torch.equal(loaded["optimizer"]["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    assert loaded["optimizer"]["param_groups"] == optimizer.state_dict()["param_groups"]
+
+
+def test_every_type_that_is_accepted_comes_back_as_it_was(storage, path):
+    plain = {
+        "scalars": [None, True, 1, -(2**70), 1.5, float("inf"), 1 + 2j, "text é", b"bytes", bytearray(b"array")],
+        "containers": [{}, [], (), (1, (2, 3)), {1, 2}, OrderedDict(a=1), {(1, "a"): 2, 3: 4, None: 5}, Counter("aab")],
+        "descriptions": [torch.float16, torch.Size([1, 2]), torch.device("cpu")],
+        "scalars of numpy": [np.float32(0.5), np.int64(3), np.bool_(True), np.str_("a"), np.str_("")],
+        "random": random.getstate(),
+    }
+    loaded = there_and_back(storage, path, plain)
+    assert loaded == plain
+    assert repr(loaded) == repr(plain)  # types of what is equal across types: True and 1, float and np.float32
+
+
+@pytest.mark.parametrize("code", [*"?bhilBHILefdgFDG", "U3", "S3"])
+def test_arrays_come_back_as_arrays(storage, path, code):
+    array = np.zeros((2, 3), code)
+    state = {"array": array, "turned": array.T, "empty": array[:0], "scalar": array[0, 0]}
+    loaded = there_and_back(storage, path, state)
+    assert [loaded[name].dtype for name in ("array", "turned", "empty")] == [array.dtype] * 3
+    assert [loaded[name].shape for name in state] == [(2, 3), (3, 2), (0, 3), ()]
+    np.testing.assert_array_equal(loaded["array"], array)
+    assert type(loaded["scalar"]) is type(array[0, 0])
+
+
+FORMS = {
+    "scalar": lambda: torch.tensor(1.5),
+    "empty": lambda: torch.empty(0, 3),
+    "bfloat16": lambda: torch.ones(2, dtype=torch.bfloat16),
+    "float8": lambda: torch.ones(2).to(torch.float8_e4m3fn),
+    "turned": lambda: torch.arange(6.0).reshape(2, 3).T,
+    "large and turned": lambda: torch.arange(3_000_000.0).reshape(1000, 3000).T,
+    "wide and turned": lambda: torch.arange(3_000_000.0).reshape(-1, 2).T,
+    "expanded": lambda: torch.ones(1).expand(1000),
+    "conjugate": lambda: torch.tensor([1 + 2j]).conj(),
+    "negative": lambda: torch.tensor([1 + 2j]).conj().imag,
+    "parameter": lambda: nn.Parameter(torch.ones(2)),
+    "coo": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "bsc": lambda: torch.eye(4).to_sparse_bsc((2, 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.parametrize("form", FORMS)
+def test_tensors_of_every_form_come_back(storage, path, form):
+    tensor = FORMS[form]()
+    loaded = there_and_back(storage, path, {"x": tensor})["x"]
+    assert (loaded.dtype, loaded.layout, loaded.requires_grad) == (tensor.dtype, tensor.layout, False)
+    assert torch.equal(loaded.to_dense().to(torch.complex64), tensor.detach().to_dense().to(torch.complex64))
+
+
+def test_tensors_that_share_memory_are_written_once_and_go_on_sharing_it(storage, path):
+    weight = torch.ones(100_000)
+    loaded = there_and_back(storage, path, {"tied": [weight, weight, weight.view(10, -1)]})
+    files = [path] if path.is_file() else path.iterdir()
+    assert sum(file.stat().st_size for file in files) < weight.nbytes + 10_000
+    loaded["tied"][0].fill_(7)
+    assert loaded["tied"][1][0] == loaded["tied"][2][0, 0] == 7
+
+
+def test_a_loaded_state_is_the_process_own(storage, path):
+    loaded = there_and_back(storage, path, {"x": torch.ones(100_000)})
+    loaded["x"].fill_(5)
+    assert load_checkpoint(path)["x"].sum() == 100_000
+    shutil.rmtree(path) if path.is_dir() else os.truncate(path, 0)
+    assert loaded["x"].sum() == 500_000
+
+
+# What is refused.
+
+
+class Foo:
+    pass
+
+
+class HasState:
+    def state_dict(self):
+        return {}
+
+
+ENDLESS = []
+ENDLESS.append(ENDLESS)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"x": [0, Foo()]}, f"state['a']['x'][1] is a {Foo.__module__}.Foo, which a checkpoint can't hold"),
+        ([Foo()], "Expected numbers, strings, bytes, None"),
+        (lambda: None, "builtins.function"),
+        (HasState(), r"Save its state_dict() instead."),
+        (np.array([Foo()]), "NumPy array of type '|O'"),
+        (np.array(["2024-01-01"], "M8[D]"), "NumPy array of type '<M8[D]'"),
+        (np.zeros(2, ">f4"), "Expected numbers or strings in this machine's byte order"),
+        (frozenset(), "builtins.frozenset"),
+        (range(3), "builtins.range"),
+        (torch.finfo, "builtins.type"),
+        (torch.ones(2, device="meta"), "on the meta device, which has no values"),
+        (nn.UninitializedParameter(), "UninitializedParameter"),
+        ("\ud800", "lone surrogate"),
+        (1 << 5000, "an int of 5001 bits"),
+        ((1, -(1 << 3000), 2), "state['a'][1] is an int of 3001 bits; at most 2039 can be"),
+        ({Foo(): 1}, "the key <"),
+        (type("Number", (int,), {})(3), "Number, which a checkpoint can't hold"),
+        (type("Pair", (tuple,), {})((1, 2)), "Pair, which a checkpoint can't hold"),
+        (ENDLESS, "nested too deeply to be saved"),
+    ],
+)
+def test_what_could_not_come_back_is_refused(storage, path, value, expected):
+    with pytest.raises(CheckpointError) as caught:
+        storage.save_checkpoint({"a": value}, path, collectives=ALONE)
+    assert "state['a']" in str(caught.value) or value is ENDLESS
+    assert expected in str(caught.value)
+    assert names(path.parent) == [], "something was written"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_is_refused_by_its_path(storage, path, layout):
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=layout)
+    with pytest.raises(CheckpointError, match=r"state\['x'\] is a nested tensor, .* tensor\.unbind\(\) gives them"):
+        storage.save_checkpoint({"x": nested}, path, collectives=ALONE)
+
+
+# What is not there.
+
+
+def test_a_missing_checkpoint_names_its_neighbours(storage, path):
+    storage.save_checkpoint({"x": 1}, path, collectives=ALONE)
+    with pytest.raises(CheckpointNotFoundError, match=r"no checkpoint .*lats.ckpt'. In that folder are: last.ckpt"):
+        load_checkpoint(path.with_name("lats.ckpt"))
+    storage.save_checkpoint({"x": 1}, path.with_name("first.ckpt"), collectives=ALONE)
+    with pytest.raises(FileNotFoundError, match=r"In that folder are: first.ckpt, last.ckpt\."):
+        load_checkpoint(path.with_name("epoch=3.pt"))
+
+
+def test_a_missing_folder_and_an_empty_one(storage, path):
+    path.with_name("lats.py").touch()
+    with pytest.raises(CheckpointNotFoundError, match="No checkpoint is in that folder"):
+        storage.load_checkpoint(path, collectives=ALONE)
+    with pytest.raises(CheckpointNotFoundError, match="nor its folder"):
+        storage.load_checkpoint(path / "a" / "b", collectives=ALONE)
+
+
+def test_exists_and_remove(storage, path):
+    assert not storage.exists(path)
+    storage.save_checkpoint({"x": 1}, path, collectives=ALONE)
+    assert storage.exists(path)
+    assert not storage.exists(path.parent)
+    storage.remove_checkpoint(path, collectives=ALONE)
+    assert names(path.parent) == []
+    storage.remove_checkpoint(path, collectives=ALONE)
+
+
+def test_a_file_url_may_be_as_the_path_itself_writes_it(storage, tmp_path):
+    """With a space, a letter outside ASCII and a percent sign."""
+    folder = tmp_path / "Läufe von heute, 100 %"
+    folder.mkdir()
+    url = (folder / "last.ckpt").as_uri()
+    storage.save_checkpoint({"x": 1}, url, collectives=ALONE)
+    assert names(folder.parent) == [folder.name]
+    assert storage.exists(url)
+    assert load_checkpoint(url) == load_checkpoint(f"file://{folder}/last.ckpt") == {"x": 1}
+    assert newest_valid(folder.as_uri(), storage=storage) == url

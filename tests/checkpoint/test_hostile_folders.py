@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -40,10 +38,10 @@ def save(path, state):
 
 
 def rewrite(path, change):
-    """Let `change` alter the index in place."""
+    """Let `change` alter the index in place, or give another."""
     _, content = read_index(path)
-    change(content)
-    write_index(path, json.dumps(content).encode())
+    changed = change(content)
+    write_index(path, json.dumps(content if changed is None else changed).encode())
 
 
 # Anything at all.
@@ -77,23 +75,6 @@ def bytes_of(value):
     return [value.dtype, value.shape, value.tobytes()] if isinstance(value, np.ndarray) else repr(value)
 
 
-def check(path, random):
-    """Change a whole folder somewhere, and look at it."""
-    whole = path.with_name("whole.ckpt")
-    if not whole.exists():
-        save(whole, everything())
-    shutil.rmtree(path, ignore_errors=True)
-    shutil.copytree(whole, path)
-    _, content = read_index(path)
-    write_index(path, json.dumps(mutated(content, random, random.randint(1, 3))).encode())
-    if (state := loaded_or_refused(path)) is None:
-        return False
-    found = bytes_of(state)
-    assert max(all_bytes(found), default=0) < 64, "bytes that no file has: memory that nobody has filled"
-    assert bytes_of(there_and_back(state)) == found
-    return True
-
-
 def all_bytes(found):
     if isinstance(found, bytes):
         yield from found
@@ -110,22 +91,21 @@ def filled_memory():
     torch.use_deterministic_algorithms(False)
 
 
-IGNORED = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow)
-
-
 @pytest.mark.filterwarnings("ignore")
-@settings(deadline=None, max_examples=150, suppress_health_check=IGNORED)
+@settings(deadline=None, max_examples=150, suppress_health_check=HealthCheck)
 @given(random=st.randoms(use_true_random=False))
 def test_a_changed_folder_is_the_same_state_or_refused(path, filled_memory, random):
-    check(path, random)
-
-
-@pytest.mark.exhaustive  # of the same folders
-@pytest.mark.filterwarnings("ignore")
-@settings(deadline=None, max_examples=2_500, suppress_health_check=IGNORED)
-@given(random=st.randoms(use_true_random=True))
-def test_many_changed_folders_are_the_same_state_or_refused(path, filled_memory, random):
-    check(path, random)
+    whole = path.with_name("whole.ckpt")
+    if not whole.exists():
+        save(whole, everything())
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(whole, path)
+    rewrite(path, lambda content: mutated(content, random, random.randint(1, 3)))
+    state = loaded_or_refused(path)
+    if state is not None:
+        found = bytes_of(state)
+        assert max(all_bytes(found), default=0) < 64, "bytes that no file has: memory that nobody has filled"
+        assert bytes_of(there_and_back(state)) == found
 
 
 # What was tried on purpose.
@@ -143,15 +123,6 @@ def test_no_type_of_numpys_but_numbers_and_strings_is_made(path, code, tag):
     save(path, {"x": np.float64(0.5) if tag == "$scalar" else np.ones(2)})
     rewrite(path, lambda content: content["tree"]["x"][tag].__setitem__(0, code))
     refused(path, r"last\.ckpt' holds something that this release of core can't read: .*numbers or strings in native")
-
-
-@pytest.mark.slow
-def test_the_command_lives(path):
-    """An object array is made of pointers: of the author's choice, here."""
-    save(path, {"x": np.float64(0.5)})
-    rewrite(path, lambda content: content["tree"].update(x={"$scalar": ["|O", "QUFBQUFBQUE="]}))
-    done = subprocess.run([sys.executable, "-m", "core", "checkpoint", "verify", path], capture_output=True, text=True)
-    assert (done.returncode, done.stdout[:6]) == (1, "failed"), done.stderr
 
 
 def chunked(path, places):
@@ -190,14 +161,6 @@ def test_chunks_that_do_not_cover_a_tensor_are_refused(path, places):
 def test_chunks_that_are_none_are_refused(path, places):
     chunked(path, places)
     refused(path, r"00000\.json' is not an index that core has written")
-
-
-def test_chunks_that_cover_a_tensor_in_any_way_are_read(path):
-    whole = torch.arange(60).reshape(3, 4, 5)
-    rows = [((0, 0, 0), (1, 4, 5)), ((1, 0, 0), (2, 2, 5)), ((1, 2, 0), (2, 2, 3)), ((1, 2, 3), (2, 2, 2))]
-    places = [Chunk(*place, whole[Chunk(*place, None).box].clone()) for place in rows]
-    save(path, {"w": ShardedLeaf((3, 4, 5), torch.int64, tuple(places))})
-    assert load_checkpoint(path)["w"].equal(whole)
 
 
 def test_chunks_that_do_not_cover_a_tensor_are_not_saved(path):

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from core import CheckpointError, Fabric
-from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, TorchCheckpointIO
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
+from core_testing import in_one_process
+from support.checkpoint_collectives import Alone
 
 
 def part(values, shape, there, here, sizes):
@@ -28,12 +30,9 @@ def otherwise(rank):
     return part([[-1.0], [-1.0]], (4, 1), ((1, 0),), ((0, 0),), ((2, 1),))
 
 
-def fabric_of(io, devices=2):
-    strategy = "ddp_fork" if devices > 1 else "auto"
-    return Fabric(accelerator="cpu", strategy=strategy, devices=devices, plugins=[io])
-
-
-def save_and_load(fabric, path):
+def save_and_load(io, path):
+    fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2, plugins=[io])
+    fabric.launch()
     rank = fabric.global_rank
     fabric.save(path, {"column": halves(rank), "plain": torch.ones(2)})
     fabric.barrier()
@@ -42,27 +41,22 @@ def save_and_load(fabric, path):
     assert state["column"].flatten().tolist() == [0, 1, 2, 3]
     assert state["plain"].tolist() == [1, 1]
     boxes = {"column": otherwise(rank)}
-    fabric.strategy.checkpoint_io.load_checkpoint(path, state=boxes, collectives=fabric.session.collectives)
+    io.load_checkpoint(path, state=boxes, collectives=fabric.session.collectives)
     assert boxes["column"].flatten().tolist() == ([3, 0] if rank == 0 else [1, 2])
 
 
-@pytest.mark.parametrize("make", [DistributedCheckpointIO, lambda: AsyncCheckpointIO(DistributedCheckpointIO())])
-def test_parts_are_saved_and_loaded_in_boxes(tmp_path, make):
-    fabric_of(make()).launch(save_and_load, tmp_path / "saved")
-
-
-def refuse(fabric, path):
-    with pytest.raises(CheckpointError, match=r"state\['column'\] is this rank's part of a tensor\. Save it with"):
-        fabric.save(path, {"column": halves(fabric.global_rank)})
-    assert not path.exists()
+def test_parts_are_saved_and_loaded_in_boxes(tmp_path):
+    in_one_process(save_and_load, DistributedCheckpointIO(), tmp_path / "saved")
 
 
 def test_one_file_has_no_place_for_them(tmp_path):
-    fabric_of(TorchCheckpointIO()).launch(refuse, tmp_path / "saved")
+    with pytest.raises(CheckpointError, match=r"state\['column'\] is this rank's part of a tensor\. Save it with"):
+        TorchCheckpointIO().save_checkpoint({"column": halves(0)}, tmp_path / "saved", collectives=Alone())
+    assert not (tmp_path / "saved").exists()
 
 
 def test_a_module_of_them_is_refused_by_name(tmp_path):
-    fabric = fabric_of(DistributedCheckpointIO(), devices=1)
+    fabric = Fabric(accelerator="cpu", devices=1)
     layer = nn.Linear(1, 2, bias=False)
     layer.weight.global_shape, layer.weight.global_offsets = (4, 1), ((0, 0),)
     module = fabric.setup_module(layer)

@@ -173,25 +173,6 @@ def test_a_running_model_and_its_optimizer_are_filled_where_they_are(path):
     assert all(map(torch.equal, memories({"model": model, "optimizer": optimizer})[1], expected))
 
 
-def test_moments_stay_where_the_groups_do_not_fit(path):
-    fabric = Fabric(accelerator="cpu")
-    state = trained(fabric, 20)
-    fabric.save(path, state)
-    module = torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.Linear(20, 20))
-    parameters = list(module.parameters())
-    optimizer = torch.optim.Adam([{"params": parameters[:2]}, {"params": parameters[2:]}])
-    model, optimizer = fabric.setup(module, optimizer)
-    fabric.backward(model(torch.ones(1, 20)).sum())
-    optimizer.step()
-    moments = [entry["exp_avg"].clone() for entry in optimizer.optimizer.state.values()]
-    with pytest.raises(CheckpointError, match="is in group 1, and was in group 0"):
-        fabric.load(path, {"model": model, "optimizer": optimizer})
-    assert all(
-        torch.equal(entry["exp_avg"], before)
-        for entry, before in zip(optimizer.optimizer.state.values(), moments, strict=True)
-    )
-
-
 def interrupted(stream, reads):
     raise KeyboardInterrupt
 

@@ -81,64 +81,22 @@ def test_an_epoch_goes_on_with_as_many_samples_only(tmp_path, number):
     assert sorted(torch.cat([*resumed]).tolist()) == [*range(number)]
 
 
-SCHEDULERS = {
-    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
-    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 10),
-    "exponential": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9),
-    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40),
-    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch),
-    "sequence": lambda optimizer: lr_scheduler.SequentialLR(
-        optimizer, [lr_scheduler.StepLR(optimizer, 1), lr_scheduler.ExponentialLR(optimizer, 0.9)], [2]
-    ),
-}
-
-
 @pytest.mark.parametrize("storage", ["torch", "distributed"])
-@pytest.mark.parametrize("saved", SCHEDULERS)
-def test_a_scheduler_of_another_class_is_refused_before_anything_is_restored(tmp_path, saved, storage):
+def test_a_scheduler_of_another_class_is_refused_before_anything_is_restored(tmp_path, storage):
+    """All classes: `tests/trainer/state/test_resume_schedulers.py`."""
     fabric = Fabric(accelerator="cpu", plugins=[storage])
     layer = nn.Linear(1, 1)
     model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
-
-    def state(kind):
-        return {"model": model, "parts": [SCHEDULERS[kind](optimizer)]}
-
-    fabric.save(tmp_path / "run.ckpt", state(saved))
+    fabric.save(tmp_path / "run.ckpt", {"model": model, "parts": [lr_scheduler.StepLR(optimizer, 1)]})
     before = layer.weight.detach().clone().add_(1)
-    for other in SCHEDULERS.keys() - {saved}:
-        layer.weight.data.copy_(before)
-        with pytest.raises(
-            CheckpointError, match=r"scheduler state in the checkpoint is of torch\.optim\.lr_sch.* is to go"
-        ):
-            fabric.load(tmp_path / "run.ckpt", state(other))
-        assert torch.equal(layer.weight, before)
-    again = state(saved)
-    expected = again["parts"][0].state_dict().keys()
-    assert fabric.load(tmp_path / "run.ckpt", again) == {}
-    assert vars(again["parts"][0]).keys() >= expected
-    assert "made_by" not in vars(again["parts"][0])
-
-
-def test_a_scheduler_state_that_does_not_say_whose_it_is_is_told_by_what_is_in_it(tmp_path):
-    """As in checkpoints of earlier releases, and of other programs."""
-    fabric = Fabric(accelerator="cpu")
-    layer = nn.Linear(1, 1)
-    _, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
-    fabric.save(tmp_path / "run.ckpt", {"scheduler": SCHEDULERS["step"](optimizer).state_dict()})
-    fabric.load(tmp_path / "run.ckpt", {"scheduler": SCHEDULERS["step"](optimizer)})
-    with pytest.raises(
-        CheckpointError, match=r"one that keeps \['gamma', 'step_size'\], and torch.*CosineAnnealingLR is"
-    ):
-        fabric.load(tmp_path / "run.ckpt", {"scheduler": SCHEDULERS["cosine"](optimizer)})
-
-
-def test_names_in_the_file_are_the_users_own(tmp_path):
-    run = Run(0)
-    run.train(1)
-    run.fabric.save(tmp_path / "run.ckpt", run.state())
-    saved = run.fabric.load(tmp_path / "run.ckpt")
-    assert list(saved["model"]) == ["0.weight", "0.bias", "1.weight", "1.bias"]
-    assert list(saved["parts"]["optimizer"]["state"]) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    layer.weight.data.copy_(before)
+    other = {"model": model, "parts": [lr_scheduler.CosineAnnealingLR(optimizer, 10)]}
+    with pytest.raises(CheckpointError, match=r"scheduler state in the checkpoint is of torch\.optim\.lr_.* is to go"):
+        fabric.load(tmp_path / "run.ckpt", other)
+    assert torch.equal(layer.weight, before)
+    again = lr_scheduler.StepLR(optimizer, 1)
+    assert fabric.load(tmp_path / "run.ckpt", {"model": model, "parts": [again]}) == {}
+    assert "made_by" not in vars(again)
 
 
 def test_a_compiled_wrapper_is_saved_as_the_users_module(tmp_path):
@@ -206,11 +164,6 @@ def test_a_path_comes_first_and_then_a_dict(tmp_path, call):
     with pytest.raises(ConfigurationError, match=r"\(PosixPath, FabricModule\): expected a path first"):
         getattr(run.fabric, call)(tmp_path / "run.ckpt", run.model)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_at_the_path(tmp_path):
-    with pytest.raises(CheckpointNotFoundError):
-        Run(0).fabric.load(tmp_path / "run.ckpt")
 
 
 # Files of torch.save ------------------------------------------------------------------------------------------------
@@ -318,52 +271,52 @@ class Count:
         self.num = state["num"]
 
 
+def parts_of(fabric):
+    """One of each kind that has tensors, the optimizer with moments."""
+    net = nn.Linear(2, 1)
+    model, optimizer = fabric.setup(net, torch.optim.Adam(net.parameters()))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    averages = {"ema": {"weight": torch.ones(3)}, "decay": 0.9}
+    return {"model": model, "optimizer": optimizer, "norm": nn.BatchNorm1d(2), "averages": averages, "count": Count()}
+
+
 @pytest.mark.parametrize("plugin", ["torch", "distributed"])
 @pytest.mark.parametrize("wrong", [7, [1]], ids=str)
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        (("optimizer",), "a dict, the state of Adam,"),
-        (("optimizer", "param_groups"), "a list of dicts with 'params'"),
-        (("optimizer", "state"), "a dict"),
-        (("optimizer", "state", "weight"), "a dict of tensors"),
-        (("optimizer", "state", "weight", "exp_avg"), "a tensor"),
-        (("model",), "a dict, the state of Linear,"),
-        (("model", "weight"), "a tensor"),
-        (("norm",), "a dict, the state of BatchNorm1d,"),
-        (("norm", "weight"), "a tensor"),
-        (("norm", "running_mean"), "a tensor"),
-        (("count",), "a dict, the state of Count,"),
-        (("averages",), "a dict of tensors or states"),
-        (("averages", "ema"), "a dict of tensors or states"),
-        (("averages", "ema", "weight"), "a tensor"),
+        ("optimizer", "a dict, the state of Adam,"),
+        ("optimizer.param_groups", "a list of dicts with 'params'"),
+        ("optimizer.state", "a dict"),
+        ("optimizer.state.weight", "a dict of tensors"),
+        ("optimizer.state.weight.exp_avg", "a tensor"),
+        ("model", "a dict, the state of Linear,"),
+        ("model.weight", "a tensor"),
+        ("norm", "a dict, the state of BatchNorm1d,"),
+        ("norm.weight", "a tensor"),
+        ("norm.running_mean", "a tensor"),
+        ("count", "a dict, the state of Count,"),
+        ("averages", "a dict of tensors or states"),
+        ("averages.ema", "a dict of tensors or states"),
+        ("averages.ema.weight", "a tensor"),
     ],
 )
 def test_a_number_in_the_place_of_tensors_is_told_before_anything_is_loaded(tmp_path, plugin, wrong, place, expected):
-    def state():
-        net = nn.Linear(2, 1)
-        model, optimizer = fabric.setup(net, torch.optim.Adam(net.parameters()))
-        averages = {"ema": {"weight": torch.ones(3)}, "decay": 0.9}
-        norm = nn.BatchNorm1d(2)
-        return {"model": model, "optimizer": optimizer, "norm": norm, "averages": averages, "count": Count()}
-
     fabric = Fabric(accelerator="cpu", plugins=plugin)
-    saved = state()
-    saved["model"](torch.ones(1, 2)).sum().backward()
-    saved["optimizer"].step()
-    fabric.save(tmp_path / "right.ckpt", saved)
+    fabric.save(tmp_path / "right.ckpt", parts_of(fabric))
     holder = changed = fabric.load(tmp_path / "right.ckpt")
-    for key in place[:-1]:
+    *keys, last = place.split(".")
+    for key in keys:
         holder = holder[key]
-    holder[place[-1]] = wrong
+    holder[last] = wrong
     fabric.save(tmp_path / "wrong.ckpt", changed)
-    target = state()
+    target = parts_of(fabric)
     before = target["model"].weight.clone()
-    shown = "state" + "".join(f"[{key!r}]" for key in place)
     with pytest.raises(CheckpointError) as caught:
         fabric.load(tmp_path / "wrong.ckpt", target)
-    kind = type(wrong).__name__
-    assert f"has {kind} {wrong!r} at {shown}, where {expected} was expected" in str(caught.value)
+    shown = "state" + "".join(f"[{key!r}]" for key in (*keys, last))
+    assert f"has {type(wrong).__name__} {wrong!r} at {shown}, where {expected} was expected" in str(caught.value)
     assert torch.equal(target["model"].weight, before)
     assert torch.equal(target["averages"]["ema"]["weight"], torch.ones(3))
 
@@ -412,20 +365,17 @@ def test_a_module_that_was_not_set_up_may_have_other_names(tmp_path):
 @pytest.mark.parametrize("plugin", ["torch", "distributed"])
 def test_moments_without_their_step_are_told_before_anything_is_loaded(tmp_path, plugin):
     fabric = Fabric(accelerator="cpu", plugins=plugin)
-    net = nn.Linear(2, 1)
-    model, optimizer = fabric.setup(net, torch.optim.Adam(net.parameters()))
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    before = model.weight.clone()
-    fabric.save(tmp_path / "right.ckpt", {"model": model, "optimizer": optimizer})
+    parts = parts_of(fabric)
+    before = parts["model"].weight.clone()
+    fabric.save(tmp_path / "right.ckpt", parts)
     changed = fabric.load(tmp_path / "right.ckpt")
     changed["model"]["weight"] += 1
     del changed["optimizer"]["state"]["weight"]["step"]
     fabric.save(tmp_path / "wrong.ckpt", changed)
     message = r"has list \['exp_avg', 'exp_avg_sq'\] at state\['optimizer'\]\['state'\]\['weight'\], where 'step', too,"
     with pytest.raises(CheckpointError, match=message):
-        fabric.load(tmp_path / "wrong.ckpt", {"model": model, "optimizer": optimizer})
-    assert torch.equal(model.weight, before)
+        fabric.load(tmp_path / "wrong.ckpt", parts)
+    assert torch.equal(parts["model"].weight, before)
 
 
 def test_a_number_in_the_place_of_a_raw_weight_is_told(tmp_path):
@@ -435,54 +385,33 @@ def test_a_number_in_the_place_of_a_raw_weight_is_told(tmp_path):
         fabric.load_raw(tmp_path / "wrong.pt", fabric.setup(nn.Linear(2, 1)))
 
 
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ([[1], [0]], "has 2 parameter group(s) and its saved state 2; '1.weight' is in group 0, and was in group 1."),
-        ([[0, 1]], "has 1 parameter group(s) and its saved state 2; '1.weight' is in group 0, and was in group 1."),
-    ],
-)
-def test_no_parameter_gets_the_state_of_another_group(tmp_path, layers, message):
+@pytest.mark.parametrize(("layers", "number"), [([[1], [0]], 2), ([[0, 1]], 1)])
+def test_no_parameter_gets_the_state_of_another_group(tmp_path, layers, number):
     fabric = Fabric(accelerator="cpu")
 
-    def make(groups):
+    def stepped(groups):
         net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-        return fabric.setup(net, torch.optim.Adam([{"params": [net[i].weight for i in group]} for group in groups]))
+        groups = [{"params": [net[i].weight for i in group]} for group in groups]
+        model, optimizer = fabric.setup(net, torch.optim.Adam(groups))
+        fabric.backward(model(torch.rand(1, 2)).sum())
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer}
 
-    model, optimizer = make([[0], [1]])
-    fabric.backward(model(torch.rand(1, 2)).sum())
-    optimizer.step()
-    fabric.save(tmp_path / "run.ckpt", {"model": model, "optimizer": optimizer})
-    model, optimizer = make(layers)
+    fabric.save(tmp_path / "run.ckpt", stepped([[0], [1]]))
+    state = stepped(layers)
+    moments = [entry["exp_avg"].clone() for entry in state["optimizer"].state.values()]
     with pytest.raises(CheckpointError) as caught:
-        fabric.load(tmp_path / "run.ckpt", {"model": model, "optimizer": optimizer})
+        fabric.load(tmp_path / "run.ckpt", state)
     assert str(caught.value) == (
-        f"The optimizer {message} Build the optimizer with the same groups, in the same order, as when the checkpoint "
-        "was written."
+        f"The optimizer has {number} parameter group(s) and its saved state 2; '1.weight' is in group 0, and was in "
+        "group 1. Build the optimizer with the same groups, in the same order, as when the checkpoint was written."
     )
+    assert all(map(torch.equal, moments, [entry["exp_avg"] for entry in state["optimizer"].state.values()]))
 
 
-@pytest.mark.parametrize(("saved", "own"), [("Adam", "AdamW"), ("AdamW", "Adam")])
-def test_the_state_of_a_kin_optimizer_is_taken_with_a_warning(tmp_path, saved, own):
-    fabric = Fabric(accelerator="cpu")
-
-    def make(name):
-        net = nn.Linear(2, 1)
-        return fabric.setup(net, getattr(torch.optim, name)(net.parameters(), lr=0.1))
-
-    model, optimizer = make(saved)
-    fabric.backward(model(torch.ones(1, 2)).sum())
-    optimizer.step()
-    fabric.save(tmp_path / "run.ckpt", {"optimizer": optimizer})
-    _, other = make(own)
-    with pytest.warns(UserWarning, match=rf"is of torch\.optim\.\w+\.{saved}, and .*\.{own} goes on from it"):
-        fabric.load(tmp_path / "run.ckpt", {"optimizer": other})
-    assert [moments["step"] for moments in other.state.values()] == [1, 1]
-
-
-@pytest.mark.parametrize("storage", ["torch", "distributed", "raw"])
-def test_amsgrad_that_was_added_since_is_refused_before_anything_is_restored(tmp_path, storage):
-    fabric = Fabric(accelerator="cpu", plugins=[] if storage == "raw" else [storage])
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_amsgrad_that_was_added_since_is_refused_before_anything_is_restored(tmp_path, is_raw):
+    fabric, path = Fabric(accelerator="cpu"), tmp_path / "run.ckpt"
 
     def make(last_has_amsgrad):
         net = nn.Linear(2, 1)
@@ -490,26 +419,20 @@ def test_amsgrad_that_was_added_since_is_refused_before_anything_is_restored(tmp
         return fabric.setup(net, torch.optim.Adam(groups, lr=0.1))
 
     def load(model, optimizer):
-        if storage == "raw":
-            fabric.load_raw(tmp_path / "run.ckpt", optimizer)
-        else:
-            fabric.load(tmp_path / "run.ckpt", {"model": model, "optimizer": optimizer})
+        state = {"model": model, "optimizer": optimizer}
+        fabric.load_raw(path, optimizer) if is_raw else fabric.load(path, state)
 
     model, optimizer = make(False)
     fabric.backward(model(torch.ones(1, 2)).sum())
     optimizer.step()
-    if storage == "raw":
-        torch.save(optimizer.state_dict(), tmp_path / "run.ckpt")
-    else:
-        fabric.save(tmp_path / "run.ckpt", {"model": model, "optimizer": optimizer})
+    state = {"model": model, "optimizer": optimizer}
+    torch.save(optimizer.state_dict(), path) if is_raw else fabric.save(path, state)
     model, optimizer = make(False)
     load(model, optimizer)
     assert len(optimizer.state) == 2
     model, optimizer = make(True)
     before = model.weight.detach().clone()
-    with pytest.raises(
-        CheckpointError, match=r"is of torch\.optim\.adam\.Adam without amsgrad, .* is to go on from it"
-    ):
+    with pytest.raises(CheckpointError, match=r"is of torch\.optim\.adam\.Adam without amsgrad, .* is to go on"):
         load(model, optimizer)
     assert torch.equal(model.weight, before)
     assert not optimizer.state
@@ -544,19 +467,6 @@ def test_a_module_that_renames_on_loading_has_its_say(tmp_path):
     assert torch.equal(model.module.first.weight, fabric.load(path)["model"]["0.weight"])
 
 
-def test_what_is_loaded_is_in_the_modules_and_optimizers_own_memory(tmp_path):
-    """Nothing stays on the memory of a file, which may be replaced or deleted."""
-    path = saved_run(tmp_path)
-    run = Run(1)
-    places = {name: value.data_ptr() for name, value in run.model.state_dict().items()}
-    run.fabric.load(path, {"model": run.model, "optimizer": run.optimizer})
-    for file in path.iterdir():
-        file.write_bytes(bytes(file.stat().st_size))
-    assert {name: value.data_ptr() for name, value in run.model.state_dict().items()} == places
-    entries = list(run.optimizer.state.values())
-    assert all(entry["exp_avg"].abs().sum() > 0 for entry in entries)
-
-
 def nested(depth):
     return {"deeper": nested(depth - 1)} if depth else 1
 
@@ -575,14 +485,8 @@ def test_a_state_without_an_end(make, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
-@pytest.mark.parametrize("plugins", [None, "async"])
-def test_a_quantized_tensor_is_refused_with_its_place(plugins, tmp_path):
-    fabric = Fabric(accelerator="cpu", plugins=plugins)
+def test_a_quantized_tensor_is_refused_with_its_place(tmp_path):
+    fabric = Fabric(accelerator="cpu")
     quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-
-    def save():
-        fabric.save(tmp_path / "q.ckpt", {"table": quantized})
-        fabric.teardown()
-
     with pytest.raises(CheckpointError, match=r"state\['table'\] is a quantized tensor\. Save its int_repr"):
-        save()
+        fabric.save(tmp_path / "q.ckpt", {"table": quantized})

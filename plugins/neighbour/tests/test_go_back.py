@@ -5,42 +5,31 @@ import os
 import random
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-from core import Capability, ConfigurationError, DataModule, Module, Trainer, UnsupportedError
+from core import Capability, ConfigurationError, DataModule, Trainer, UnsupportedError
 from core.callbacks import Callback, EarlyStopping, GoBack, MemoryCheckpoint, ModelCheckpoint
 from core.contract import CheckpointNotFoundError
 from core.strategies import SingleDeviceStrategy
 from core_parallel import MeshParallelStrategy
 from core_testing import Backend, in_one_process
+from support.resuming import NUM_FEATURES, NUM_SAMPLES, Net, Samples
 from support.small_nets import QUIET
 
 pytestmark = pytest.mark.filterwarnings("ignore:EarlyStopping")
 BACKENDS = {
-    "ddp": Backend(lambda: "ddp", num_processes=2),
+    "ddp": Backend(lambda: "ddp", num_processes=2, in_process=True),
     "fsdp": Backend(lambda: "fsdp", num_processes=2),
     "parallel": Backend(lambda: MeshParallelStrategy(data=2, shard=2), num_processes=4),
 }
-NUM_SAMPLES = 48
-STEPS_PER_EPOCH = 6
+STEPS_PER_EPOCH = 5
 SHUFFLED = {"shuffle": True}
-
-
-class Samples(Dataset):
-    """Augmented with all three generators."""
-
-    rows = torch.randn(NUM_SAMPLES, 4, generator=torch.Generator().manual_seed(5))
-
-    def __len__(self):
-        return NUM_SAMPLES
-
-    def __getitem__(self, index):
-        return self.rows[index] + random.random() + numpy.random.rand() + torch.rand(())
 
 
 class Stream(IterableDataset):
@@ -48,36 +37,23 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         for _ in range(NUM_SAMPLES):
-            yield torch.rand(4) + random.random()
+            yield torch.rand(NUM_FEATURES) + random.random(), torch.rand(1)
 
 
-class Net(Module):
-    """Dropout, Adam, a scheduler by step and one by epoch, and something logged in every way."""
+def adam(parameters):
+    """With a scheduler by step and one by epoch."""
+    optimizer = torch.optim.Adam(parameters, lr=0.02)
+    by_step = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+    by_epoch = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    return [optimizer], [{"scheduler": by_step, "interval": "step"}, by_epoch]
 
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 4))
-        self.seen = []
 
-    def training_step(self, batch, batch_idx):
-        loss = self.net(batch).square().mean()
-        self.log("loss", loss, on_step=True, on_epoch=True)
-        self.seen.append((self.current_epoch, batch_idx, self.global_step, loss.item()))
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.net(batch).square().mean() * torch.rand(()))
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
-        by_step = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
-        by_epoch = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-        return [optimizer], [{"scheduler": by_step, "interval": "step"}, by_epoch]
+def make_net():
+    return Net(adam, nn.LayerNorm)
 
 
 class Data(DataModule):
-    def __init__(self, make, **options):
+    def __init__(self, make=lambda: Samples(augments=True), **options):
         super().__init__()
         self.make, self.options = make, options
 
@@ -85,16 +61,20 @@ class Data(DataModule):
         return DataLoader(self.make(), **self.options)
 
     def val_dataloader(self):
-        return DataLoader(Samples(), 12)
+        return DataLoader(Samples(), 7)
 
 
-class Alone:
-    """This process, as the only rank."""
+def trainer_of_one(**options):
+    return Trainer(**QUIET | options)
 
-    backend = Backend(lambda: "single_device")
 
-    def trainer(self, strategy="auto", **options):
-        return Trainer(strategy=strategy, **QUIET | {"limit_val_batches": 1.0} | options)
+ALONE = SimpleNamespace(trainer=trainer_of_one, backend=SimpleNamespace(num_processes=1))
+
+
+def fit_alone(*callbacks, batch_size=4, ckpt_path=None, resume="all", **options):
+    trainer = trainer_of_one(callbacks=list(callbacks), **options)
+    trainer.fit(make_net(), datamodule=Data(batch_size=batch_size), ckpt_path=ckpt_path, resume=resume)
+    return trainer
 
 
 class Back(Callback):
@@ -146,7 +126,7 @@ class Everything(Callback):
         }
 
 
-def fit(rank, folder, to=None, at=None, keep=3, every=1, data=Samples, loader=SHUFFLED, **options):
+def fit(rank, folder, to=None, at=None, keep=3, every=1, data=(), loader=SHUFFLED, **options):
     """Three epochs, or as many as EarlyStopping wants; `at` a step it goes back."""
     random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
     memory, saved = MemoryCheckpoint(every, folder, keep=keep), os.path.join(folder, "saved" if at else "never")
@@ -158,9 +138,9 @@ def fit(rank, folder, to=None, at=None, keep=3, every=1, data=Samples, loader=SH
     callbacks = [back, stopping, memory, saver, everything]
     given = {"max_epochs": 3, "enable_checkpointing": True, "default_root_dir": folder, **options}
     trainer = rank.trainer(callbacks=callbacks, **given)
-    module, size = Net(), NUM_SAMPLES // STEPS_PER_EPOCH // rank.backend.num_processes
-    trainer.fit(module, datamodule=Data(data, batch_size=size, **loader))
-    return back, module.seen, everything
+    module, size = make_net(), NUM_SAMPLES // STEPS_PER_EPOCH // rank.backend.num_processes
+    trainer.fit(module, datamodule=Data(*data, batch_size=size, **loader))
+    return back, [event for event in module.events if event[0] == "batch"], everything
 
 
 def straight_and_back(rank, folder, case):
@@ -182,32 +162,31 @@ def check(results, *, at, begins, per_step=1):
     "strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow), pytest.param("parallel", marks=pytest.mark.slow)]
 )
 def test_a_run_goes_back_as_if_it_had_not_gone_on(tmp_path, strategy):
-    results = BACKENDS[strategy].run(straight_and_back, tmp_path, {"at": 9, "to": 5, "keep": 5})
-    check(results, at=9, begins=5)  # over the beginning of an epoch, with a validation and a file in between
-    assert results[0][1][0].kept == [4, 5, 6, 7, 8]
+    results = BACKENDS[strategy].run(straight_and_back, tmp_path, {"at": 8, "to": 4, "keep": 5})
+    check(results, at=8, begins=4)  # over the beginning of an epoch, with a validation and a file in between
+    assert results[0][1][0].kept == [3, 4, 5, 6, 7]
 
 
 CASES = {
-    "within an epoch": ({"at": 10, "to": 8}, 8, 1),
-    "to the newest": ({"at": 10}, 9, 1),
-    "to the newest that is old enough": ({"at": 11, "every": 4, "to": 10}, 8, 1),
-    "after its last batch": ({"at": 8, "to": 6}, 6, 1),
-    "accumulated": ({"at": 4, "to": 2, "accumulate_grad_batches": 2}, 2, 2),
-    "a stream": ({"at": 9, "to": 8, "data": Stream, "loader": {}}, 8, 1),
+    "to the newest": ({"at": 9}, 8, 1),
+    "to the newest that is old enough": ({"at": 9, "every": 4, "to": 7}, 4, 1),
+    "after its last batch": ({"at": 7, "to": 5}, 5, 1),
+    "accumulated": ({"at": 2, "to": 1, "accumulate_grad_batches": 2}, 1, 2),
+    "a stream": ({"at": 8, "to": 7, "data": [Stream], "loader": {}}, 7, 1),
     "workers": (
-        {"at": 10, "to": 8, "loader": {"num_workers": 1, "persistent_workers": True}, "seed_samples": True},
-        8,
+        {"at": 9, "to": 7, "loader": {"num_workers": 1, "persistent_workers": True}, "seed_samples": True},
+        7,
         1,
     ),
-    "other loaders in each epoch": ({"at": 9, "to": 5, "keep": 6, "reload_dataloaders_every_n_epochs": 1}, 5, 1),
-    "with a bar": ({"at": 9, "to": 8, "enable_progress_bar": True}, 8, 1),
+    "other loaders in each epoch": ({"at": 8, "to": 4, "keep": 6, "reload_dataloaders_every_n_epochs": 1}, 4, 1),
+    "with a bar": ({"at": 8, "to": 7, "enable_progress_bar": True}, 7, 1),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_wherever_it_is_and_goes_to(tmp_path, case):
     options, begins, per_step = CASES[case]
-    results = [straight_and_back(Alone(), tmp_path, options)]
+    results = [straight_and_back(ALONE, tmp_path, options)]
     check(results, at=options["at"], begins=begins, per_step=per_step)
     assert not list(tmp_path.glob("core-*"))  # nothing is left of a run that has ended
 
@@ -233,7 +212,7 @@ def fit_on_node(memory, strategy):
     back = Back(memory, 5, 4)
     callbacks = [Damages(memory._folder, 5, 4), back, memory]
     trainer = Trainer(**QUIET, strategy=strategy, max_epochs=1, callbacks=callbacks, devices=1, num_nodes=2)
-    trainer.fit(Net(), datamodule=Data(Samples, batch_size=4))
+    trainer.fit(make_net(), datamodule=Data(batch_size=1))
     return back.starts, back.kept
 
 
@@ -263,7 +242,7 @@ class Watches(Callback):
 def test_the_last_ones_are_kept_and_one_that_is_held(tmp_path):
     memory = MemoryCheckpoint(2, tmp_path, keep=2)
     watches = Watches(memory, holds=[3, 7])
-    Alone().trainer(max_steps=13, callbacks=[memory, watches]).fit(Net(), datamodule=Data(Samples, batch_size=4))
+    fit_alone(memory, watches, max_steps=13)
     assert watches.kept == [
         *([], [], [2], [2], [2, 4], [2, 4], [2, 4, 6], [2, 4, 6], [6, 8], [6, 8], [6, 8, 10], [6, 8, 10], [6, 10, 12])
     ]
@@ -287,10 +266,9 @@ class Engine(SingleDeviceStrategy):
         return (super().capabilities | self.adds) & ~self.lacks
 
 
-def fit_at_once(folder, back=BackAtOnce, strategy="auto", **options):
+def fit_at_once(folder, back=BackAtOnce, **options):
     memory = MemoryCheckpoint(folder=folder)
-    trainer = Alone().trainer(strategy, max_steps=9, callbacks=[memory, back(memory)], **options)
-    trainer.fit(Net(), datamodule=Data(Samples, batch_size=4))
+    fit_alone(memory, back(memory), max_steps=9, **options)
 
 
 class Asks(Callback):
@@ -308,22 +286,16 @@ class Asks(Callback):
 def test_what_was_asked_for_after_the_state_is_not_saved(tmp_path):
     memory = MemoryCheckpoint(folder=tmp_path, keep=2)
     back = Back(memory, 3, 2)
-    callbacks = [Asks(tmp_path / "asked.ckpt", 5), back, memory]
-    trainer = Alone().trainer(max_epochs=1, callbacks=callbacks, accumulate_grad_batches=2)
-    trainer.fit(Net(), datamodule=Data(Samples, batch_size=8))
+    fit_alone(Asks(tmp_path / "asked.ckpt", 5), back, memory, max_epochs=1, accumulate_grad_batches=2, batch_size=3)
     assert back.starts == [0, 2]
     assert not (tmp_path / "asked.ckpt").exists()
 
 
 def test_a_run_that_took_only_weights_goes_back_to_all(tmp_path):
-    first = Alone().trainer(max_steps=2)
-    first.fit(Net(), datamodule=Data(Samples, batch_size=8))
-    first.save_checkpoint(tmp_path / "first.ckpt", weights_only=True)
+    fit_alone(max_steps=2).save_checkpoint(tmp_path / "first.ckpt", weights_only=True)
     memory = MemoryCheckpoint(folder=tmp_path, keep=2)
     back = Back(memory, 4, 3)
-    Alone().trainer(max_steps=5, callbacks=[back, memory]).fit(
-        Net(), datamodule=Data(Samples, batch_size=8), ckpt_path=tmp_path / "first.ckpt", resume="weights"
-    )
+    fit_alone(back, memory, max_steps=5, ckpt_path=tmp_path / "first.ckpt", resume="weights")
     assert back.starts == [0, 3]
 
 
@@ -340,10 +312,9 @@ class Remembers(Back):
 def test_the_step_before_is_let_go_at_once(tmp_path):
     memory = MemoryCheckpoint(folder=tmp_path)
     back = Remembers(memory, 3, 2)
-    trainer = Alone().trainer(max_steps=4, callbacks=[back, memory])
     gc.disable()
     try:
-        trainer.fit(Net(), datamodule=Data(Samples, batch_size=8))
+        fit_alone(back, memory, max_steps=4)
     finally:
         gc.enable()
     assert back.starts == [0, 2]
@@ -374,7 +345,7 @@ def test_outside_of_training_it_is_an_error(tmp_path):
             raise GoBack(tmp_path)
 
     with pytest.raises(GoBack):
-        Alone().trainer(max_steps=1, callbacks=Late()).fit(Net(), datamodule=Data(Samples, batch_size=4))
+        fit_alone(Late(), max_steps=1)
 
 
 @pytest.mark.parametrize("keep", [0, True, 1.5])

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import stat
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from core.callbacks import MemoryCheckpoint, ModelCheckpoint
 from core.checkpoint import load_checkpoint
 from core.contract import ConfigurationError, UnsupportedError
 from core.strategies import ParallelStrategy
+from core_testing import in_one_process
 from support.global_batches import QUIET, Net, close, data
 from support.resuming import on_ranks
 
@@ -47,20 +49,29 @@ class Deep(Net):
     def training_step(self, batch, batch_idx):
         return super().training_step([part.to(self.format) for part in batch], batch_idx)
 
-    def on_train_end(self):
-        parameters = [part.full_tensor() if hasattr(part, "full_tensor") else part for part in self.parameters()]
-        self.whole = torch.cat([part.detach().flatten() for part in parameters]).tolist()
+
+class Notes(Callback):
+    """The step that a run begins with, and the weights that it ends with."""
+
+    weights = None
+
+    def on_train_start(self, trainer, module):
+        self.began = trainer.global_step
+
+    def on_train_end(self, trainer, module):
+        parameters = [part.full_tensor() if hasattr(part, "full_tensor") else part for part in module.parameters()]
+        self.weights = torch.cat([part.detach().flatten() for part in parameters]).tolist()
 
 
-def train(folder, num_ranks=1, *, crash=None, memory=None, others=(), strategy="ddp", **options):
+def train(folder, memory, num_ranks=1, *, crash=None, others=(), strategy="ddp", **options):
     """Two epochs, from the memory if there is something; where each rank is a node, `memory` has a folder for each."""
     torch.manual_seed(1)
-    if memory is not None:
-        os.environ["CORE_MEMORY_FOLDER"] = str(memory[int(os.environ.get("RANK", "0"))])
-    began = []
+    rank = os.environ.get("RANK", "0")
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": rank} if num_ranks > 1 else {}
+    notes = Notes()
     trainer = Trainer(
         **QUIET | {"max_epochs": 2, "global_batch_size": 12, "default_root_dir": folder} | options,
-        callbacks=[*others, Begins(began), MemoryCheckpoint(), Crash(crash)],
+        callbacks=[*others, notes, MemoryCheckpoint(folder=memory[int(rank)]), Crash(crash)],
         devices=1,
         num_nodes=num_ranks,
         **({"strategy": strategy} if num_ranks > 1 else {}),
@@ -69,30 +80,14 @@ def train(folder, num_ranks=1, *, crash=None, memory=None, others=(), strategy="
     try:
         trainer.fit(module, DataLoader(data(), 3, shuffle=True), ckpt_path="last")
     except RuntimeError:  # where another rank was gone first, a lost connection
-        if crash is None or not began:
+        if crash is None:
             raise
-    if strategy != "ddp":
-        return getattr(module, "whole", None), began[0]
-    weights = torch.cat([part.detach().flatten() for part in module.parameters()]).tolist()
-    return weights, began[0]
+    return notes.weights, notes.began
 
 
-class Begins(Callback):
-    def __init__(self, began):
-        self.began = began
-
-    def on_train_start(self, trainer, module):
-        self.began.append(trainer.global_step)
-
-
-def on_nodes(num_nodes, *args, **options):
+def on_nodes(num_nodes, folder, memory, **options):
     """`train` on nodes of one rank each; what it returns on each."""
-
-    def one():
-        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": os.environ["RANK"]}
-        return train(*args, num_ranks=num_nodes, **options)
-
-    return on_ranks(num_nodes, one)
+    return in_one_process(partial(train, folder, memory, num_nodes, **options), ranks=num_nodes)
 
 
 def folders(tmp_path):
@@ -104,38 +99,34 @@ def folders(tmp_path):
 
 
 def test_a_lost_node_costs_no_step_that_was_kept(tmp_path):
-    memory = folders(tmp_path)
-    whole = on_ranks(1, lambda: train(tmp_path / "whole", memory=memory))[0][0]
-    root = tmp_path / "run"
-    on_nodes(2, root, crash=3, memory=memory)
+    memory, root = folders(tmp_path), tmp_path / "run"
+    whole, _ = train(tmp_path / "whole", memory)
+    on_nodes(2, root, memory, crash=3)
     assert all(list(folder.rglob("step-000000000003.ckpt")) for folder in memory[:2])
     # The first node is lost. Of three that take its place one knows where the run stood, and tells the others.
-    on_nodes(3, root, crash=5, memory=[memory[2], memory[1], memory[3]])
+    on_nodes(3, root, [memory[2], memory[1], memory[3]], crash=5)
     # What one has missed, the others have.
     for path in memory[2].rglob("*step-000000000005.ckpt*"):
         path.rename(path.with_name(path.name.replace("5", "4")))
-    weights, began = on_ranks(1, lambda: train(root, memory=[memory[1]]))[0]
-    assert (weights, began) == (close(whole), 5)
+    assert train(root, memory[1:]) == (close(whole), 5)
     assert list(memory[1].iterdir()) == []  # nothing is left of a run that has ended
 
 
 @pytest.mark.slow
 def test_shards_of_a_lost_node_are_on_the_next_one(tmp_path):
-    importlib.import_module("core_fsdp.strategy")  # once, and not in each of the ranks that are forked
-    memory, options = folders(tmp_path), {"strategy": "fsdp", "enable_checkpointing": False}
-    whole = on_ranks(1, lambda: train(tmp_path / "whole", memory=memory, **options))[0][0]
-    root = tmp_path / "run"
-    on_nodes(2, root, crash=3, memory=memory, **options)
+    memory, root, options = folders(tmp_path), tmp_path / "run", {"strategy": "fsdp", "enable_checkpointing": False}
+    whole, _ = train(tmp_path / "whole", memory, **options)
+    on_nodes(2, root, memory, crash=3, **options)
     assert all(len(list(folder.rglob("*.note"))) == 2 for folder in memory[:2])
     # The first node is lost. Of three that take its place one has the shards of both, and each takes what it needs.
-    on_nodes(3, root, crash=5, memory=[memory[2], memory[1], memory[3]], **options)
+    on_nodes(3, root, [memory[2], memory[1], memory[3]], crash=5, **options)
     for folder in memory[1:]:
         [kept] = folder.glob("*/*")
         assert (kept.name, len(list(kept.glob(".*.note")))) == ("step-000000000005.ckpt", 2)
     # The next one is lost, and of what is left one copy of a shard has been damaged. It is on both.
     damaged = next(path for path in memory[3].rglob("*.data") if path.name[9:14] == "00001")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    (weights, began), _ = on_nodes(2, root, memory=[memory[1], memory[3]], **options)
+    (weights, began), _ = on_nodes(2, root, [memory[1], memory[3]], **options)
     assert (weights, began) == (pytest.approx(whole, rel=0, abs=1e-10), 5)
     assert [list(folder.iterdir()) for folder in (memory[1], memory[3])] == [[], []]
 
@@ -144,75 +135,82 @@ def test_shards_of_a_lost_node_are_on_the_next_one(tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("core_deepspeed") is None, reason="tox run -e deepspeed")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # DeepSpeed uses parts of torch that are to go
 def test_shards_of_deepspeed_are_kept_too(tmp_path):
-    memory, options = folders(tmp_path), {"strategy": "deepspeed", "enable_checkpointing": False}
-    whole = on_ranks(1, lambda: train(tmp_path / "whole", memory=memory, **options))[0][0]
-    on_nodes(2, tmp_path / "run", crash=3, memory=memory, **options)
-    (weights, began), _ = on_nodes(2, tmp_path / "run", memory=memory[1:], **options)
+    memory, root, options = (
+        folders(tmp_path),
+        tmp_path / "run",
+        {"strategy": "deepspeed", "enable_checkpointing": False},
+    )
+    whole = on_ranks(1, lambda: train(tmp_path / "whole", memory, **options))[0][0]
+    on_ranks(2, lambda: train(root, memory, 2, crash=3, **options))
+    (weights, began), _ = on_ranks(2, lambda: train(root, memory[1:], 2, **options))
     assert (weights, began) == (pytest.approx(whole, rel=0, abs=1e-5), 3)  # in float32
 
 
 def test_a_newer_checkpoint_on_disk_comes_first(tmp_path):
-    memory = [tmp_path / "memory"]
-    memory[0].mkdir()
-    on_ranks(1, lambda: train(tmp_path, crash=2, memory=memory))
+    memory = folders(tmp_path)
+    train(tmp_path, memory, crash=2)
     [kept] = memory[0].rglob("step-*.ckpt")
     # Two steps of four batches, as callbacks that are called later saw them too.
     assert load_checkpoint(kept)["callbacks"]["Crash"]["state"] == {"count": 8}
     os.utime(kept, (1, 1))
-    saver = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=4)
-    trainer = Trainer(
-        **QUIET | {"max_steps": 4, "global_batch_size": 12, "enable_checkpointing": True}, callbacks=saver
-    )
-    trainer.fit(Net(), DataLoader(data(), 3))
-    saver = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=4)
-    _, began = on_ranks(1, lambda: train(tmp_path, memory=memory, others=[saver], enable_checkpointing=True))[0]
-    assert began == 4
-    # A damaged one is passed over; without `last` everything begins anew.
-    on_ranks(1, lambda: train(tmp_path / "other", crash=2, memory=memory))
+    saver = partial(ModelCheckpoint, tmp_path / "saved", every_n_train_steps=4)
+    options = {"max_steps": 4, "global_batch_size": 12, "enable_checkpointing": True}
+    Trainer(**QUIET | options, callbacks=saver()).fit(Net(), DataLoader(data(), 3))
+    assert train(tmp_path, memory, others=[saver()], enable_checkpointing=True)[1] == 4
+
+
+def test_a_damaged_one_is_passed_over(tmp_path):
+    memory = folders(tmp_path)
+    train(tmp_path, memory, crash=2)
     [kept] = memory[0].rglob("step-*.ckpt")
     kept.write_bytes(kept.read_bytes()[:-1] + b"x")
-    assert on_ranks(1, lambda: train(tmp_path / "other", memory=memory))[0][1] == 0
+    assert train(tmp_path, memory)[1] == 0
 
 
-def folder_of_others(path, mine, kind):
-    """What another user of the machine can make in the place of a run's folder."""
-    if kind == "a link":
-        path.symlink_to(mine)
-    else:
-        path.mkdir()
-        path.chmod(0o777)
-
-
-@pytest.mark.parametrize("kind", ["a link", "a folder for all"])
-@pytest.mark.parametrize("ckpt_path", [None, "last"])
-def test_a_folder_that_others_have_made_is_refused_and_left_alone(tmp_path, monkeypatch, kind, ckpt_path):
-    def fit(*others, **options):
-        callbacks = [MemoryCheckpoint(folder=memory), *others]
-        trainer = Trainer(**QUIET | {"max_steps": 1}, default_root_dir=tmp_path, callbacks=callbacks)
-        trainer.fit(Net(), DataLoader(data(), 3), **options)
+@pytest.fixture
+def fit_in(tmp_path, monkeypatch):
+    """A function that trains a step, and the folder that it keeps its states in, which is gone then."""
+    seen = []
 
     class Look(Callback):
         def on_train_end(self, trainer, module):
-            [folder] = memory.iterdir()
-            seen.append((folder, stat.S_IMODE(folder.stat().st_mode)))
+            seen.extend(memory.iterdir())
+            assert stat.S_IMODE(seen[0].stat().st_mode) == 0o700
 
-    memory, mine, seen = tmp_path / "memory", tmp_path / "mine", []
+    def fit(*others, **options):
+        callbacks = [MemoryCheckpoint(), *others]
+        trainer = Trainer(**QUIET | {"max_steps": 1}, default_root_dir=tmp_path, callbacks=callbacks)
+        trainer.fit(Net(), DataLoader(data(), 3), **options)
+
+    memory = tmp_path / "memory"
     memory.mkdir()
+    monkeypatch.setenv("CORE_MEMORY_FOLDER", str(memory))
+    fit(Look())
+    return fit, seen[0]
+
+
+@pytest.mark.parametrize("ckpt_path", [None, "last"])
+def test_a_link_that_others_have_made_is_refused_and_left_alone(tmp_path, fit_in, ckpt_path):
+    (fit, folder), mine = fit_in, tmp_path / "mine"
     mine.mkdir()
     (mine / "notes.txt").write_text("mine")
-    fit(Look())
-    [(folder, mode)] = seen
-    assert mode == 0o700
-    folder_of_others(folder, mine, kind)
+    folder.symlink_to(mine)
     with pytest.raises(ConfigurationError, match=r"expected a folder of this user .* in which nobody else writes"):
         fit(ckpt_path=ckpt_path)
-    assert os.path.lexists(folder)
+    assert folder.is_symlink()
     assert (mine / "notes.txt").read_text() == "mine"
-    folder.unlink() if folder.is_symlink() else folder.chmod(0o700)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # the owner is another than who runs
-    if os.path.lexists(folder):
-        with pytest.raises(ConfigurationError, match="of this user"):
-            fit(ckpt_path=ckpt_path)
+
+
+@pytest.mark.parametrize("ckpt_path", [None, "last"])
+@pytest.mark.parametrize(("mode", "is_of_another"), [(0o777, False), (0o700, True)])
+def test_a_folder_that_others_have_made_is_refused(fit_in, monkeypatch, ckpt_path, mode, is_of_another):
+    fit, folder = fit_in
+    folder.mkdir()
+    folder.chmod(mode)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + is_of_another)  # the owner is another than who runs
+    with pytest.raises(ConfigurationError, match=r"expected a folder of this user .* in which nobody else writes"):
+        fit(ckpt_path=ckpt_path)
+    assert folder.is_dir()
 
 
 def test_shards_are_refused():

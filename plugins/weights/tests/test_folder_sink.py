@@ -1,7 +1,6 @@
 import json
 import os
 import resource
-import signal
 import struct
 import weakref
 
@@ -94,6 +93,7 @@ def test_a_reader_never_sees_half_of_a_file(fabric, tmp_path):
     sink, seen = FolderSink(tmp_path), []
 
     def look():
+        assert (tmp_path / ".weights-partial").exists()
         seen.append([read(path)[0]["version"] for path in tmp_path.glob("*.safetensors")])
 
     sink.send(fabric, Source(1))
@@ -105,13 +105,7 @@ def test_a_reader_never_sees_half_of_a_file(fabric, tmp_path):
 
 
 def test_what_a_killed_process_left_is_replaced(fabric, tmp_path):
-    def die():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if (child := os.fork()) == 0:
-        FolderSink(tmp_path).send(fabric, Source(1, die, a=torch.ones(10), b=torch.ones(10)))
-    os.waitpid(child, 0)
-    assert names_in(tmp_path) == [".weights-partial"]
+    (tmp_path / ".weights-partial").write_bytes(b"half")
     (tmp_path / ".latest-partial").symlink_to("nowhere")
     FolderSink(tmp_path).send(fabric, Source(2))
     assert names_in(tmp_path) == ["latest.safetensors", "weights-2.safetensors"]
@@ -154,10 +148,9 @@ def send_to_a_full_disk(rank, folder):
     return caught
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=pytest.mark.exhaustive)])
-def test_a_full_disk_is_one_error_on_all_ranks(tmp_path, strategy):
+def test_a_full_disk_is_one_error_on_all_ranks(tmp_path):
     """Rank 1 has to give its parts of the tensors that rank 0 can't write, or both would wait."""
-    results = Backend(lambda: strategy, num_processes=2).run(send_to_a_full_disk, tmp_path)
+    results = Backend(lambda: "fsdp", num_processes=2).run(send_to_a_full_disk, tmp_path)
     for rank, (kind, text, names) in enumerate(results):
         assert kind is CheckpointError
         assert text.startswith("On rank 0: " if rank else "The checkpoint ")

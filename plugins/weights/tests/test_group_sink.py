@@ -2,7 +2,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -10,15 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from core import Callback, CheckpointError, ConfigurationError, Fabric, ModuleError
+from core import Callback, ConfigurationError, Fabric, ModuleError
 from core.callbacks import PushWeights
 from core.cluster import reserve_port
 from core_testing.ranks import Backend
+from core_testing.waiting import slowness, wait_until
 from core_weights import GroupSink, TransferError, WeightReceiver
 from support.tiny import Tiny, loader
 
 FORK = multiprocessing.get_context("fork")
 TIMEOUT = timedelta(minutes=2)
+SOON = timedelta(seconds=1)
 AT_ONCE_S = 60
 """Far less than the timeout: that a process has died is seen by its connection."""
 
@@ -31,33 +32,20 @@ def fabric():
     return Fabric(accelerator="cpu", devices=1)
 
 
-@pytest.fixture
-def net():
+def make_net(num_outputs=1):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, num_outputs))
+
+
+@pytest.fixture
+def stream(fabric):
+    return fabric.weights(fabric.setup(make_net()))
 
 
 @pytest.fixture
 def pool():
     with ThreadPoolExecutor(2) as threads:
         yield threads
-
-
-@pytest.fixture
-def begin():
-    """Call a function with a queue in a process of its own, and return process and queue."""
-    processes = []
-
-    def start(function, *args):
-        queue = FORK.Queue()
-        processes.append(FORK.Process(target=function, args=(queue, *args), daemon=True))
-        processes[-1].start()
-        return processes[-1], queue
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.join()
 
 
 # processes ----------------------------------------------------------------------------------------------------------
@@ -67,21 +55,16 @@ def bits(tensors):
     return {name: tensor.reshape(-1).view(torch.uint8).tolist() for name, tensor in tensors}
 
 
-def serve(queue, address, dies_after=None):
-    """Put version and bits, each time by another method; at last the error, or that all has ended well."""
+def serve(queue, address, dies_after):
+    """Put version and bits of each one; at last the error. Dies after a version."""
     model, receiver = Tiny(), WeightReceiver(address, timeout=TIMEOUT)
     try:
-        while not receiver.has_ended:
-            got = bits(receiver.receive())
-            if got:
-                queue.put((receiver.version, got))
+        while receiver.load_into(model):
+            queue.put((receiver.version, bits(model.state_dict().items())))
             if receiver.version == dies_after:
                 queue.close()
                 queue.join_thread()
                 os.kill(os.getpid(), signal.SIGKILL)
-            if receiver.load_into(model):
-                queue.put((receiver.version, bits(model.state_dict().items())))
-        queue.put("ended")
     except TransferError as error:
         queue.put(str(error))
 
@@ -93,75 +76,38 @@ class States(Callback):
         self.states = {}
 
     def on_train_start(self, trainer, module):
-        self.states[trainer.global_step] = bits(
-            (name, tensor.clone())
-            for name, tensor in trainer.strategy.get_module_state_dict(module, layout="full").items()
-        )
+        whole = trainer.strategy.get_module_state_dict(module, layout="full")
+        self.states[trainer.global_step] = bits((name, tensor.clone()) for name, tensor in whole.items())
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         self.on_train_start(trainer, module)
 
 
-def train(rank, port, num_steps):
-    """The states on rank 0, or the error."""
+def train(rank, port):
+    """The states, and the error."""
     states, push = States(), PushWeights(GroupSink(port, receivers=2, timeout=TIMEOUT))
-    began = time.monotonic()
-    try:
-        rank.trainer(callbacks=[states, push], max_steps=num_steps, max_epochs=1).fit(Tiny(), loader(16))
-    except CheckpointError as error:
-        return type(error).__name__, str(error), time.monotonic() - began
-    return states.states
+    with pytest.raises(TransferError) as caught:
+        rank.trainer(callbacks=[states, push], max_steps=8, max_epochs=1).fit(Tiny(), loader(16))
+    return states.states, str(caught.value)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_receivers_get_each_version_bit_by_bit(begin, strategy):
-    port = reserve_port(begin)
-    engines = [begin(serve, f"127.0.0.1:{port}") for _ in range(2)]
-    states, *_ = Backend(lambda: strategy, num_processes=2).run(train, port, 3)
-    assert list(states) == [0, 1, 2, 3]
-    assert states[0] != states[1] != states[2]
-    for process, queue in engines:
-        assert dict(queue.get(timeout=AT_ONCE_S) for _ in range(4)) == states
-        assert queue.get(timeout=AT_ONCE_S) == "ended"
-        process.join(AT_ONCE_S)
-        assert process.exitcode == 0
-
-
-@pytest.mark.slow
-def test_a_receiver_that_dies_is_an_error_on_all_ranks_and_for_the_other_one(begin):
-    port = reserve_port(begin)
+def test_receivers_get_each_version_until_one_of_them_dies_which_is_an_error_for_all():
+    port, queues = reserve_port(train), [FORK.Queue(), FORK.Queue()]
     address = f"127.0.0.1:{port}"
-    engines = [begin(serve, address, 2), begin(serve, address)]
-    results = Backend(lambda: "ddp", num_processes=2).run(train, port, 8)
-    for rank, (kind, text, duration) in enumerate(results):
-        assert kind == "TransferError"
+    for queue, dies_after in zip(queues, (2, None), strict=True):
+        FORK.Process(target=serve, args=(queue, address, dies_after), daemon=True).start()
+    results = Backend(lambda: "fsdp", num_processes=2).run(train, port)
+    for rank, (_, text) in enumerate(results):
         assert text.startswith("On rank 0: Receiver " if rank else "Receiver ")
         assert "of 2 has died, or has not asked for" in text
-        assert duration < AT_ONCE_S
-    (_, _), (_, queue) = engines
-    assert [queue.get(timeout=AT_ONCE_S)[0] for _ in range(3)] == [0, 1, 2]
-    last = queue.get(timeout=AT_ONCE_S)
+    states = results[0][0]
+    for version in range(3):
+        assert [queue.get(timeout=AT_ONCE_S * slowness()) for queue in queues] == [(version, states[version])] * 2
+    last = queues[1].get(timeout=AT_ONCE_S * slowness())
     while isinstance(last, tuple):  # it may have asked for the next version earlier
-        last = queue.get(timeout=AT_ONCE_S)
+        last = queues[1].get(timeout=AT_ONCE_S * slowness())
     assert last.startswith(f"The trainer at {address} has died, or has sent nothing")
-
-
-def die_after_one_version(_, port):
-    fabric = Fabric(accelerator="cpu", devices=1)
-    sink = GroupSink(port, timeout=TIMEOUT)
-    sink.send(fabric, fabric.weights(fabric.setup(Tiny())))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_trainer_that_dies_is_an_error_for_the_receiver(begin):
-    port = reserve_port(begin)
-    _, queue = begin(serve, f"127.0.0.1:{port}")
-    began = time.monotonic()
-    begin(die_after_one_version, port)
-    assert queue.get(timeout=AT_ONCE_S)[0] == 1
-    assert "The trainer at 127.0.0.1" in queue.get(timeout=AT_ONCE_S)
-    assert time.monotonic() - began < AT_ONCE_S
 
 
 # one process --------------------------------------------------------------------------------------------------------
@@ -174,30 +120,22 @@ def receive_all(address, module, timeout=TIMEOUT):
     return versions
 
 
-def num_threads():
-    return len(os.listdir("/proc/self/task"))
+def await_alone(number):
+    """The system counts a thread for a moment after its end."""
+    wait_until(lambda: len(os.listdir("/proc/self/task")) <= number, f"state with {number} threads")
 
 
-def until_alone(number):
-    """Whether so many threads, and no more, are left soon: the system counts one for a moment after its end."""
-    end = time.monotonic() + 10
-    while num_threads() > number and time.monotonic() < end:
-        time.sleep(0.01)
-    return num_threads() <= number
-
-
-def test_close_leaves_no_thread_and_no_port(fabric, net):
-    stream = fabric.weights(fabric.setup(net))
-    begun = num_threads()
+def test_close_leaves_no_thread_and_no_port(fabric, stream):
+    begun = len(os.listdir("/proc/self/task"))
     sink = GroupSink(timeout=TIMEOUT)
     port = int(sink.address.rpartition(":")[2])
     with ThreadPoolExecutor(1) as pool:
-        received = pool.submit(receive_all, sink.address, nn.Sequential(*net))
+        received = pool.submit(receive_all, sink.address, make_net())
         sink.send(fabric, stream)
         sink.send(fabric, stream)
         sink.close()
         assert received.result(AT_ONCE_S) == [1, 2]
-    assert until_alone(begun)
+    await_alone(begun)
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("127.0.0.1", port))
@@ -205,15 +143,14 @@ def test_close_leaves_no_thread_and_no_port(fabric, net):
     sink.close()
 
 
-def test_an_error_leaves_none_either(fabric, net):
+def test_an_error_leaves_none_either(fabric, stream):
     """Not while its traceback lives, and with a receiver that still waits."""
-    stream = fabric.weights(fabric.setup(net))
-    begun = num_threads()
+    begun = len(os.listdir("/proc/self/task"))
     sink = GroupSink(receivers=2, timeout=TIMEOUT)
 
     def receive_one(address):
         receiver = WeightReceiver(address, timeout=TIMEOUT)
-        assert len(list(receiver.receive())) == len(net.state_dict())
+        assert len(list(receiver.receive())) == len(make_net().state_dict())
         if receiver.rank == 2:
             receiver.close()
         with pytest.raises(ConfigurationError if receiver.rank == 2 else TransferError):
@@ -226,49 +163,48 @@ def test_an_error_leaves_none_either(fabric, net):
             sink.send(fabric, stream)
         for each in received:
             each.result(AT_ONCE_S)
-    assert until_alone(begun)
+    await_alone(begun)
     del caught
 
 
-def test_a_run_that_fails_is_an_error_for_the_receiver(fabric, net, pool):
+def test_a_run_that_fails_is_an_error_for_the_receiver(fabric, stream, pool):
     sink = GroupSink(timeout=TIMEOUT)
-    received = pool.submit(receive_all, sink.address, nn.Sequential(*net))
-    sink.send(fabric, fabric.weights(fabric.setup(net)))
+    received = pool.submit(receive_all, sink.address, make_net())
+    sink.send(fabric, stream)
     sink.close(OSError("no more data"))
     with pytest.raises(TransferError, match="The trainer at"):
         received.result(AT_ONCE_S)
 
 
-def test_nobody_comes(fabric, net):
-    sink = GroupSink(receivers=2, timeout=timedelta(seconds=1))
+def test_nobody_comes(fabric, stream):
+    sink = GroupSink(receivers=2, timeout=SOON)
     with pytest.raises(TransferError, match=r"Of 2 receivers, 0 have come to 127\.0\.0\.1:\d+ within 0:00:01"):
-        sink.send(fabric, fabric.weights(fabric.setup(net)))
+        sink.send(fabric, stream)
     with pytest.raises(ConfigurationError, match=r"receivers=0\): expected 1 or more"):
         GroupSink(receivers=0)
 
 
 def test_no_trainer_is_there(pool):
-    port = reserve_port(pool)
     with pytest.raises(TransferError, match=r"The trainer at 127\.0\.0\.1:\d+ has died, or has sent nothing within"):
-        WeightReceiver(f"127.0.0.1:{port}", timeout=timedelta(seconds=1))
+        WeightReceiver(f"127.0.0.1:{reserve_port(pool)}", timeout=SOON)
 
 
-def test_who_waits_too_long_ends(fabric, net, pool):
-    sink = GroupSink(timeout=timedelta(seconds=1))
-    received = pool.submit(WeightReceiver, sink.address, timeout=timedelta(seconds=1))
+def test_who_waits_too_long_ends(fabric, stream, pool):
+    sink = GroupSink(timeout=SOON)
+    received = pool.submit(WeightReceiver, sink.address, timeout=SOON)
     with pytest.raises(TransferError, match=r"Receiver 1 of 1 has died, or has not asked for version 1 within 0:00:01"):
-        sink.send(fabric, fabric.weights(fabric.setup(net)))
+        sink.send(fabric, stream)
     received.result(AT_ONCE_S)
-    waiting = pool.submit(receive_all, sink.address, nn.Sequential(*net), timedelta(seconds=1))
-    sink.send(fabric, fabric.weights(fabric.setup(net)))  # opens it again
+    waiting = pool.submit(receive_all, sink.address, make_net(), SOON)
+    sink.send(fabric, stream)  # opens it again
     with pytest.raises(TransferError, match="has sent nothing within 0:00:01"):
         waiting.result(AT_ONCE_S)
 
 
-def test_one_receiver_too_many_is_refused(fabric, net, pool):
+def test_one_receiver_too_many_is_refused(fabric, stream, pool):
     sink = GroupSink(timeout=TIMEOUT)
-    received = pool.submit(receive_all, sink.address, nn.Sequential(*net))
-    sink.send(fabric, fabric.weights(fabric.setup(net)))
+    received = pool.submit(receive_all, sink.address, make_net())
+    sink.send(fabric, stream)
     with pytest.raises(ConfigurationError, match=r"All 1 receivers of .* have come before: GroupSink\(receivers="):
         WeightReceiver(sink.address, timeout=TIMEOUT)
     sink.close()
@@ -278,44 +214,34 @@ def test_one_receiver_too_many_is_refused(fabric, net, pool):
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        (nn.Sequential(nn.Linear(2, 3)), "it has no '1.weight'; it has no '1.bias'; .*; and more"),
-        (
-            nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)),
-            r"'2.weight' is of shape \(2, 3\), not \(1, 3\)",
-        ),
-        (
-            nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1), nn.Linear(1, 1)),
-            "'3.weight' doesn't come",
-        ),
-        (
-            nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).to("meta"),
-            "'0.weight' is on the meta device",
-        ),
+        (make_net()[:1], "it has no '1.weight'; it has no '1.bias'; .*; and more"),
+        (make_net(2), r"'2.weight' is of shape \(2, 3\), not \(1, 3\)"),
+        (make_net().append(nn.Linear(1, 1)), "'3.weight' doesn't come"),
+        (make_net().to("meta"), "'0.weight' is on the meta device"),
     ],
     ids=["fewer", "another shape", "more", "meta"],
 )
-def test_another_module_is_refused(fabric, net, pool, module, text):
+def test_another_module_is_refused(fabric, stream, pool, module, text):
     sink = GroupSink(timeout=TIMEOUT)
     received = pool.submit(receive_all, sink.address, module)
     with pytest.raises(TransferError, match=r"has not asked for '0\.weight' of version 1"):
-        sink.send(fabric, fabric.weights(fabric.setup(net)))
+        sink.send(fabric, stream)
     with pytest.raises(ModuleError, match=f"Sequential isn't what the trainer sends: {text}"):
         received.result(AT_ONCE_S)
 
 
-def test_a_tied_tensor_comes_once_and_the_module_keeps_its_dtypes(fabric, net, pool):
-    served = nn.Sequential(*net, nn.Linear(3, 1)).double()
+def test_a_tied_tensor_comes_once_and_the_module_keeps_its_dtypes(fabric, pool):
+    served = make_net().append(nn.Linear(3, 1)).double()
     served[3].weight, served[3].bias = served[2].weight, served[2].bias
-    sink = GroupSink(timeout=TIMEOUT)
+    sink, own = GroupSink(timeout=TIMEOUT), make_net()
     received = pool.submit(receive_all, sink.address, served)
-    own = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     sink.send(fabric, fabric.weights(fabric.setup(own), dtype=torch.bfloat16))
     sink.close()
     assert received.result(AT_ONCE_S) == [1]
     assert torch.equal(served[3].weight, own[2].weight.bfloat16().double())
 
 
-def test_a_version_is_received_to_its_end(fabric, net, pool):
+def test_a_version_is_received_to_its_end(fabric, stream, pool):
     sink = GroupSink(timeout=TIMEOUT)
 
     def leave(address):
@@ -326,5 +252,5 @@ def test_a_version_is_received_to_its_end(fabric, net, pool):
 
     left = pool.submit(leave, sink.address)
     with pytest.raises(TransferError, match=r"has not asked for '0\.bias' of version 1"):
-        sink.send(fabric, fabric.weights(fabric.setup(net)))
+        sink.send(fabric, stream)
     left.result()

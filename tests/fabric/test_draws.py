@@ -1,16 +1,17 @@
 """From launch until set-up ranks draw the same, without a seed too: a split made there is one split."""
 
-import json
 import random
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset, random_split
 
 from core import ConfigurationError, DataModule, Fabric, Trainer
+from core_testing import in_one_process
 from support.small_nets import QUIET, Net
 
-TWO = {"accelerator": "cpu", "strategy": "ddp_fork", "devices": 2}
+TWO = {"accelerator": "cpu", "strategy": "ddp", "devices": 2}
 
 
 def seed(number):
@@ -28,28 +29,25 @@ def drawn_after(number):
     return draw()
 
 
-def of_all_ranks(strategy, value):
-    return strategy.broadcast(strategy.gather_objects(value))
+def draw_around_set_up():
+    """With seeds of their own; the same, but seeded since; and with one seed."""
+    fabric, found = Fabric(**TWO), []
+    fabric.launch()
+    for seeds, since in (((5, 6), None), ((5, 6), 7), ((5, 5), None)):
+        seed(seeds[fabric.global_rank])
+        fabric.draw_alike()
+        alike = draw(), int(np.random.permutation(5_000)[0]), random.sample(range(5_000), 1_000)
+        if since is not None:
+            seed(since)
+        fabric.draw_apart()
+        found.append((alike, draw()))
+    fabric.draw_alike()
+    fabric.setup(torch.nn.Linear(1, 1))
+    return [*found, fabric._draw_apart]
 
 
 def test_what_ranks_draw_before_and_after_set_up():
-    """With seeds of their own; the same, but seeded since; and with one seed."""
-
-    def run(fabric):
-        found = []
-        for seeds, since in (((5, 6), None), ((5, 6), 7), ((5, 5), None)):
-            seed(seeds[fabric.global_rank])
-            fabric.draw_alike()
-            alike = draw(), int(np.random.permutation(5_000)[0]), random.sample(range(5_000), 1_000)
-            if since is not None:
-                seed(since)
-            fabric.draw_apart()
-            found.append((alike, draw()))
-        fabric.draw_alike()
-        fabric.setup(torch.nn.Linear(1, 1))
-        return of_all_ranks(fabric.strategy, [*found, fabric._draw_apart])
-
-    first, second = Fabric(**TWO).launch(run)
+    first, second = in_one_process(draw_around_set_up)
     for (alike, _), (other, _) in zip(first[:3], second[:3], strict=True):
         assert alike == other
         assert alike[0] == drawn_after(5)
@@ -78,25 +76,19 @@ class Splits(DataModule):
 
 
 class DrawsApart(Net):
-    def __init__(self, path):
-        super().__init__()
-        self.path, self.drawn = path, []
-
     def training_step(self, batch, batch_idx):
         self.drawn = [draw() for _ in range(self.global_rank + 1)]
         return super().training_step(batch[0], batch_idx)
 
-    def on_train_end(self):
-        data = self.trainer.datamodule
-        found = of_all_ranks(self.trainer.strategy, [data.order, data.splits, self.drawn[-1]])
-        self.path.write_text(json.dumps(found))
+
+def draw_in_hooks():
+    module, data = DrawsApart(), Splits()
+    Trainer(**QUIET | TWO, max_epochs=2, reload_dataloaders_every_n_epochs=1).fit(module, datamodule=data)
+    return data.order, data.splits, module.drawn[-1]
 
 
-def test_a_trainers_hooks_draw_alike_and_its_steps_apart(tmp_path):
-    module = DrawsApart(tmp_path / "found")
-    trainer = Trainer(**QUIET | TWO, max_epochs=2, reload_dataloaders_every_n_epochs=1)
-    trainer.fit(module, datamodule=Splits())
-    (order, splits, drawn), (other, others, apart) = json.loads(module.path.read_text())
+def test_a_trainers_hooks_draw_alike_and_its_steps_apart():
+    (order, splits, drawn), (other, others, apart) = in_one_process(draw_in_hooks)
     assert order == other
     assert splits == others
     assert splits[0] != splits[1]
@@ -114,25 +106,27 @@ class Within(Dataset):
         return self.data[index]
 
 
-def test_splits_that_differ_are_refused():
+MAKERS = [
+    lambda indices: DataLoader(Subset(range(4), indices)),
+    lambda indices: DataLoader(Within(Subset(range(4), torch.tensor(indices)))),
+    lambda indices: DataLoader(range(4), sampler=SubsetRandomSampler(indices)),
+]
+
+
+def set_up_splits(make):
+    fabric = Fabric(**TWO)
+    fabric.launch()
+    fabric.setup_dataloaders(make([2, 3]))
+    try:
+        fabric.setup_dataloaders(make([fabric.global_rank]))
+    except ConfigurationError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_splits_that_differ_are_refused(make):
     """Those that were drawn before `launch`."""
-    makers = [
-        lambda indices: DataLoader(Subset(range(4), indices)),
-        lambda indices: DataLoader(Within(Subset(range(4), torch.tensor(indices)))),
-        lambda indices: DataLoader(range(4), sampler=SubsetRandomSampler(indices)),
-    ]
-
-    def run(fabric):
-        found = []
-        for make in makers:
-            try:
-                fabric.setup_dataloaders(make([fabric.global_rank]))
-            except ConfigurationError as error:
-                found.append(str(error))
-            fabric.setup_dataloaders(make([2, 3]))
-        return of_all_ranks(fabric.strategy, found)
-
-    none, errors = Fabric(**TWO).launch(run)
-    assert (none, len(errors)) == ([], 3)
-    assert "fit loader's Subset or SubsetRandomSampler has other samples on rank 1 than on rank 0" in errors[0]
-    assert "Split in DataModule.setup" in errors[0]
+    none, error = in_one_process(set_up_splits, make)
+    assert none is None
+    assert "fit loader's Subset or SubsetRandomSampler has other samples on rank 1 than on rank 0" in error
+    assert "Split in DataModule.setup" in error

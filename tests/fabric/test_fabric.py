@@ -3,7 +3,6 @@ import gc
 import os
 import random
 import threading
-import time
 import weakref
 from concurrent.futures import wait
 from itertools import chain, islice
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from core import (
     Capability,
@@ -27,6 +26,7 @@ from core import (
 from core.checkpoint import AsyncCheckpointIO, load_checkpoint
 from core.fabric import FabricModule, FabricOptimizer, seed_everything
 from core.strategies import SingleDeviceStrategy
+from core_testing.waiting import wait_until
 
 
 @pytest.fixture
@@ -113,7 +113,18 @@ def test_a_model_without_fabric_goes_on_and_is_let_go():
     assert gone() is None
 
 
-def test_a_strategy_knows_whether_other_ranks_end_with_it():
+def end(fabric, how):
+    if how == "teardown":
+        fabric.teardown()
+    elif how == "error":
+        try:
+            raise KeyError
+        except KeyError:
+            fabric.teardown()
+
+
+@pytest.mark.parametrize("how", ["teardown", "error", "collected"])
+def test_a_strategy_knows_whether_other_ranks_end_with_it(how):
     together = []
 
     class Gathering(SingleDeviceStrategy):
@@ -121,22 +132,12 @@ def test_a_strategy_knows_whether_other_ranks_end_with_it():
             together.append(self.session.ends_together)
             super().release()
 
-    def end_by(*, how):
-        fabric = Fabric(strategy=Gathering(), accelerator="cpu")
-        fabric.setup(linear())
-        if how == "teardown":
-            fabric.teardown()
-        elif how == "error":
-            try:
-                raise KeyError
-            except KeyError:
-                fabric.teardown()
-
-    for how in ("teardown", "error", "collected"):
-        end_by(how=how)
-        await_that(lambda: gc.collect() >= 0 and len(together) >= 1)
-        assert {how: together[0]} == {how: how == "teardown"}
-        together.clear()
+    fabric = Fabric(strategy=Gathering(), accelerator="cpu")
+    fabric.setup(linear())
+    end(fabric, how)
+    del fabric
+    await_collected(lambda: together)
+    assert together[0] == (how == "teardown")
 
 
 def test_a_forked_copy_lets_a_fabric_go_without_a_word():
@@ -156,7 +157,7 @@ def test_a_forked_copy_lets_a_fabric_go_without_a_word():
         os._exit(len(released))
     assert os.waitpid(child, 0)[1] == 0
     del fabric
-    await_that(lambda: gc.collect() >= 0 and released)
+    await_collected(lambda: released)
     assert released[0] == os.getpid()
 
 
@@ -172,8 +173,7 @@ def test_nothing_outlives_a_fabric_that_nobody_has_any_more(tmp_path):
         del fabric, checkpoint_io
         wait(pending)
         assert load_checkpoint(tmp_path / f"{number}.ckpt")["x"].sum() == 1000, "it finishes what was asked for"
-    await_that(lambda: gc.collect() >= 0 and not any(part() for part in gone))
-    await_that(lambda: threading.active_count() <= num_threads)
+    await_collected(lambda: not any(part() for part in gone) and threading.active_count() <= num_threads)
 
 
 def test_a_save_that_fails_after_its_fabric_is_gone_is_a_warning(tmp_path, monkeypatch):
@@ -189,29 +189,20 @@ def save_and_forget(path):
     gone = weakref.ref(checkpoint_io)
     checkpoint_io._wait()
     del checkpoint_io
-    await_that(lambda: gc.collect() >= 0 and gone() is None)
+    await_collected(lambda: gone() is None)
 
 
-def await_that(condition, timeout_s=60):
+def await_collected(condition):
     """A worker thread lets go of what it has done a moment after it is done."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
+    wait_until(lambda: gc.collect() >= 0 and condition(), "end of what nobody has any more")
 
 
-def test_print_and_collectives_on_one_process(fabric, capsys):
-    fabric.print("a", 1, sep="-")
-    assert capsys.readouterr().out == "a-1\n"
-    tensor = torch.ones(2)
-    assert fabric.all_gather(tensor) is tensor
-    reduced = fabric.all_reduce({"loss": 2.0, "parts": [torch.ones(1)], "name": "x"})
-    assert torch.equal(reduced["loss"], torch.tensor(2.0))
-    assert reduced["name"] == "x"
-    assert fabric.broadcast({"any": object}) == {"any": object}
-    fabric.barrier()
+def test_print_and_order_on_one_process(fabric, capsys):
+    """Collectives: the kit's `test_one_process_is_alone`."""
     with fabric.rank_zero_first(), fabric.rank_zero_first(local=True):
-        pass
+        fabric.print("a", 1, sep="-")
+    assert capsys.readouterr().out == "a-1\n"
+    assert fabric.all_reduce({"loss": 2.0, "name": "x"}) == {"loss": torch.tensor(2.0), "name": "x"}
 
 
 def test_init_module_and_init_tensor_use_the_precisions_format():
@@ -359,18 +350,6 @@ def test_the_order_follows_from_the_seed():
     assert order(1) == order(1) != order(2)
 
 
-@pytest.mark.parametrize(
-    ("sampler", "allowed"),
-    [(None, range(8)), (WeightedRandomSampler([0, 0, 0, 0, 1, 1, 1, 1], 8), range(4, 8)), ([3, 1, 2], [3, 1, 2])],
-)
-def test_the_users_order_is_kept(fabric, sampler, allowed):
-    loader = fabric.setup_dataloaders(DataLoader(range(8), batch_size=2, sampler=sampler))
-    samples = list(chain(*batches(loader)))
-    assert set(samples) <= set(allowed)
-    if not isinstance(sampler, WeightedRandomSampler):
-        assert samples == list(allowed)
-
-
 def test_an_iterable_data_set_and_other_iterables(fabric):
     class Stream(IterableDataset):
         epoch = 0
@@ -448,8 +427,6 @@ def test_only_numbers_can_be_logged(value, what):
 
 def test_there_may_be_no_logger(fabric):
     fabric.log("loss", torch.ones(2))
-    with pytest.raises(ConfigurationError, match=r"no logger. Pass one, as in Fabric\(loggers='csv'\)"):
-        _ = fabric.logger
 
 
 def test_a_logger_by_name(tmp_path, monkeypatch):
@@ -483,11 +460,10 @@ def test_callbacks_are_called_by_name():
 
 def test_seed_everything_seeds_all_generators(fabric):
     def draw(seed):
-        assert fabric.seed_everything(seed) == seed
+        assert fabric.seed_everything(seed, per_rank=seed == 3) == seed
         return random.random(), np.random.rand(), torch.rand(1).item()
 
     assert draw(3) == draw(3) != draw(4)
-    assert fabric.seed_everything(5, per_rank=True) == 5
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, "4", None, 0.5])
@@ -500,26 +476,52 @@ def test_a_seed_is_an_integer_with_bounds(fabric, seed):
 # Mistakes -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_module_is_set_up_once(fabric):
-    model = fabric.setup(linear())
-    with pytest.raises(
-        ModuleError, match=r"this Linear was set up already. Pass the module that you made, and once only"
-    ):
-        fabric.setup(model)
-
-
-def test_the_first_argument_is_a_module(fabric):
-    with pytest.raises(ModuleError, match=r"expected an nn.Module first, got SGD"):
-        fabric.setup(sgd(linear()))
-
-
-def test_optimizers_are_arguments_of_their_own(fabric):
-    module = linear()
-    with pytest.raises(ConfigurationError, match=r"Expected a torch.optim.Optimizer, got list. .*argument of its own"):
-        fabric.setup(module, [sgd(module)])
-    _, optimizer = fabric.setup(module, sgd(module))
-    with pytest.raises(ConfigurationError, match="This SGD was set up already"):
-        fabric.setup_optimizers(optimizer)
+@pytest.mark.parametrize(
+    ("mistake", "error", "told"),
+    [
+        (
+            lambda fabric, module: fabric.setup(fabric.setup(module)),
+            ModuleError,
+            r"this Linear was set up already. Pass the module that you made, and once only",
+        ),
+        (lambda fabric, module: fabric.setup(sgd(module)), ModuleError, r"expected an nn.Module first, got SGD"),
+        (
+            lambda fabric, module: fabric.setup(module, [sgd(module)]),
+            ConfigurationError,
+            r"Expected a torch.optim.Optimizer, got list. .*argument of its own",
+        ),
+        (
+            lambda fabric, module: fabric.setup_optimizers(fabric.setup(module, sgd(module))[1]),
+            ConfigurationError,
+            "This SGD was set up already",
+        ),
+        (lambda fabric, _: fabric.setup_dataloaders(3), ConfigurationError, "int can't be iterated over"),
+        (lambda fabric, _: fabric.setup_dataloaders(None), ConfigurationError, "NoneType can't be"),
+        (
+            lambda fabric, _: fabric.setup_dataloaders(fabric.setup_dataloaders([1])),
+            ConfigurationError,
+            r"FabricDataLoader was set up already. Pass your own DataLoader",
+        ),
+        (
+            lambda fabric, module: fabric.no_backward_sync(module),
+            ConfigurationError,
+            r"Linear was not set up .*call fabric.setup\(module\) first",
+        ),
+        (
+            lambda fabric, _: fabric.launch(3),
+            LaunchError,
+            r"fabric.launch\(3\): expected a function, which gets this Fabric as its first",
+        ),
+        (
+            lambda fabric, _: fabric.logger,
+            ConfigurationError,
+            r"no logger. Pass one, as in Fabric\(loggers='csv'\)",
+        ),
+    ],
+)
+def test_a_mistake_is_told(fabric, mistake, error, told):
+    with pytest.raises(error, match=told):
+        mistake(fabric, linear())
 
 
 def test_an_optimizer_of_another_module_is_refused(fabric):
@@ -532,22 +534,6 @@ def test_an_optimizer_of_another_module_is_refused(fabric):
     fabric.setup(copy.deepcopy(net), shared)  # one of `other`'s is enough
     with pytest.raises(ConfigurationError, match="the module was copied or replaced since"):
         fabric.setup_optimizers(sgd(linear()))
-
-
-@pytest.mark.parametrize(("loader", "why"), [(3, "int can't be iterated over"), (None, "NoneType can't be")])
-def test_a_loader_can_be_iterated_over(fabric, loader, why):
-    with pytest.raises(ConfigurationError, match=why):
-        fabric.setup_dataloaders(loader)
-
-
-def test_a_loader_is_set_up_once(fabric):
-    with pytest.raises(ConfigurationError, match=r"FabricDataLoader was set up already. Pass your own DataLoader"):
-        fabric.setup_dataloaders(fabric.setup_dataloaders([1]))
-
-
-def test_a_module_that_was_not_set_up(fabric):
-    with pytest.raises(ConfigurationError, match=r"Linear was not set up .*call fabric.setup\(module\) first"):
-        fabric.no_backward_sync(linear())
 
 
 class Joint(SingleDeviceStrategy):
@@ -585,10 +571,3 @@ def test_parameters_of_no_module_are_told_where_ranks_train_them_apart(fabric, m
     module.layer = torch.nn.Linear(1, 1)
     added.add_param_group({"params": [*module.layer.parameters()]})
     assert len(optimizer.param_groups) == 3
-
-
-def test_launch_wants_a_function(fabric):
-    with pytest.raises(
-        LaunchError, match=r"fabric.launch\(3\): expected a function, which gets this Fabric as its first"
-    ):
-        fabric.launch(3)

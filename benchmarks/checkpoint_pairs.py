@@ -11,7 +11,8 @@ import warnings
 from pathlib import Path
 
 from core import STRATEGY_REGISTRY
-from support.portability import FORK, GLOBAL_BATCH, SINGLE_DEVICE, Configuration, run_matrix
+from core.checkpoint import load_checkpoint
+from support.portability import FORK, GLOBAL_BATCH, SINGLE_DEVICE, Configuration, read_all, run_matrix
 
 MARKS = ("<!-- matrix: begin -->\n", "<!-- matrix: end -->\n")
 ALL = [
@@ -38,6 +39,29 @@ OTHERS = [
 def configurations(num_processes, among=ALL):
     """Those that can run here, with at most so many processes."""
     return [each for each in among if each.strategy in STRATEGY_REGISTRY and each.num_processes <= num_processes]
+
+
+def restore_by_hand(fabric, path, state):
+    """With torch alone, where modules and optimizers are torch's own."""
+    saved = load_checkpoint(path)
+    module, optimizer = state["model"].module, state["optimizer"].optimizer
+    module.load_state_dict(saved["model"])
+    parameters = dict(module.named_parameters())
+    for name, entry in saved["optimizer"]["state"].items():
+        parameter = parameters[name]
+        optimizer.state[parameter] = {
+            key: value.to(parameter.dtype if value.dim() else value.dtype, copy=True) for key, value in entry.items()
+        }
+    for group, other in zip(optimizer.param_groups, saved["optimizer"]["param_groups"], strict=True):
+        group.update({key: value for key, value in other.items() if key != "params"})
+    state["scheduler"].load_state_dict(saved["scheduler"])
+    state["step"] = saved["step"]
+
+
+def losses_after_a_change_of_precision(reader, paths):
+    """Where it changes, the run in the reader's precision from the same state, restored by hand."""
+    changed = [path for writer, path in paths.items() if writer.precision != reader.precision or not reader.is_exact]
+    return read_all(SINGLE_DEVICE if reader.is_exact else reader, changed, restore_by_hand) if changed else {}
 
 
 def text_of(cell):
@@ -70,7 +94,7 @@ def main():
     chosen = configurations(arguments.processes, among)
     warnings.simplefilter("error")
     with tempfile.TemporaryDirectory() as folder:
-        table = markdown(run_matrix(chosen, Path(folder)))
+        table = markdown(run_matrix(chosen, Path(folder), losses_after_a_change_of_precision))
     print(table)
     if arguments.write:
         arguments.write.write_text(with_table(arguments.write.read_text(), table))

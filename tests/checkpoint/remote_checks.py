@@ -1,9 +1,10 @@
 """What must hold of checkpoints behind fsspec, whichever file system it is.
 
-As a program: `remote_checks.py BUCKET FOLDER` makes the bucket and runs all checks. Libraries of object stores leave
-threads behind, which the process of the tests can't have when it forks.
+As a program: `remote_checks.py FOLDER` runs all checks on a server on this machine that speaks S3. Libraries of object
+stores leave threads behind, which the process of the tests can't have when it forks.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -103,9 +104,24 @@ def use_the_other_forms(url, tmp_path):
 CHECKS = [replace_read_verify_and_remove_a_folder, use_the_other_forms, train_and_resume]
 
 
-if __name__ == "__main__":
-    filesystem, bucket = fsspec.url_to_fs(sys.argv[1])
-    filesystem.mkdir(bucket)
+def main(folder):
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "anybody",
+        "AWS_SECRET_ACCESS_KEY": "anything",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    fsspec.filesystem("s3").mkdir("bucket")
     for check in CHECKS:
-        check(f"{sys.argv[1]}/{check.__name__}", Path(sys.argv[2]))
+        check(f"s3://bucket/{check.__name__}", folder)
         print(check.__name__)
+    server.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

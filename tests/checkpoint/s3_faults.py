@@ -143,35 +143,6 @@ def uploads_in_parts(faulty, numbers):
     raise AssertionError("numbers end before the parts do")
 
 
-def read_while_another_writes():
-    """What a reader gets is whole, whatever a writer is doing; how many different ones it got."""
-    path, stop, failures = Url("s3://bucket/read/last.ckpt"), threading.Event(), []
-    save(path, 0)
-
-    def keep_saving(first):
-        with contextlib.suppress(CheckpointError):
-            for step in range(first, 1000, 2):
-                if stop.is_set():
-                    return
-                save(path, step)
-            return
-        failures.append(first)
-
-    writers = [threading.Thread(target=keep_saving, args=(first,)) for first in (1, 2)]
-    for writer in writers:
-        writer.start()
-    try:
-        end_s, seen = time.monotonic() + 20, set()
-        while len(seen) < 6 and time.monotonic() < end_s:
-            seen.add(loaded_step(path))
-    finally:
-        stop.set()
-        for writer in writers:
-            writer.join()
-    assert not failures
-    return len(seen)
-
-
 def kept_generations(faulty):
     """Two saves beside which the store deletes nothing, and one that may again; the files after each save."""
     path, store, numbers = Url("s3://bucket/generations/last.ckpt"), fsspec.filesystem("s3"), []
@@ -199,7 +170,6 @@ def main(stride):
             print(f"{kind}{' from then on' if lasts else ''}: {failed} saves failed, {succeeded} did not", flush=True)
         print(f"uploads in parts: {uploads_in_parts(faulty, itertools.count(1, stride))} saves failed", flush=True)
         print(f"files beside which nothing could be deleted: {kept_generations(faulty)}", flush=True)
-        print(f"read while two write: {read_while_another_writes()} checkpoints", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,3 @@
-import contextlib
 import ctypes
 import os
 import sys
@@ -10,12 +9,14 @@ from concurrent.futures import wait
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
 from core.checkpoint.copies import staging
 from core.checkpoint.storage import disk
 from core.contract import CheckpointError, UnsupportedError
 from core_testing import programs
+from core_testing.waiting import slowness
 from support.checkpoint_collectives import Alone
 
 ALONE = Alone()
@@ -29,7 +30,7 @@ class Gated(DistributedCheckpointIO):
         self.log = []
 
     def save_checkpoint(self, state, path, *, collectives):
-        self.gate.wait(60)
+        self.gate.wait()
         super().save_checkpoint(state, path, collectives=collectives)
         self.log.append(("save", os.path.basename(path)))
 
@@ -52,37 +53,33 @@ def gated():
 def test_what_was_saved_is_what_there_was_when_it_was_asked_for(tmp_path, inner):
     checkpoint_io = AsyncCheckpointIO(inner)
     assert checkpoint_io.layout == ("full" if inner else "sharded")
-    weight, sparse = torch.ones(100_000), torch.eye(3).to_sparse().coalesce()
+    weight, sparse = torch.zeros(100_000), torch.eye(3).to_sparse().coalesce()
     state = {
         "x": weight,
         "tied": weight,
         "view": weight[5:10],
-        "array": np.ones(1000),
+        "array": np.zeros(1000),
         "bytes": bytearray(b"aaa"),
         "list": [1],
         "sparse": sparse,
         "conjugate": torch.tensor([1 + 2j]).conj(),
         "large": torch.full((staging.LEAST_BYTES,), 1 + 2j).conj(),
     }
-    for step in range(3):
-        weight.fill_(step)
-        state["array"].fill(step)
-        checkpoint_io.save_checkpoint(state, tmp_path / f"{step}.ckpt", collectives=ALONE)
-        weight.fill_(-1)
-        state["array"].fill(-1)
-        state["bytes"][:] = b"bbb"
-        state["list"].append(step)
-        sparse.values().fill_(-1)
-        loaded = checkpoint_io.load_checkpoint(tmp_path / f"{step}.ckpt", collectives=ALONE)
-        assert loaded["x"].unique().tolist() == loaded["view"].unique().tolist() == [step]
-        assert loaded["array"].tolist() == [step] * 1000
-        assert loaded["bytes"] == (b"bbb" if step else b"aaa")
-        assert loaded["list"] == [1, *range(step)]
-        assert torch.equal(loaded["sparse"].to_dense(), torch.eye(3) * (-1 if step else 1))
-        assert loaded["conjugate"].tolist() == [1 - 2j]
-        assert (loaded["large"] == 1 - 2j).all(), "its memory alone says 1 + 2j"
-        loaded["x"].fill_(7)
-        assert loaded["tied"][0] == 7, "what shared memory goes on sharing it"
+    checkpoint_io.save_checkpoint(state, tmp_path / "a.ckpt", collectives=ALONE)
+    weight.fill_(-1)
+    state["array"].fill(-1)
+    state["bytes"][:] = b"bbb"
+    state["list"].append(2)
+    sparse.values().fill_(-1)
+    loaded = checkpoint_io.load_checkpoint(tmp_path / "a.ckpt", collectives=ALONE)
+    assert loaded["x"].unique().tolist() == loaded["view"].unique().tolist() == [0]
+    assert loaded["array"].tolist() == [0] * 1000
+    assert (loaded["bytes"], loaded["list"]) == (b"aaa", [1])
+    assert torch.equal(loaded["sparse"].to_dense(), torch.eye(3))
+    assert loaded["conjugate"].tolist() == [1 - 2j]
+    assert (loaded["large"] == 1 - 2j).all(), "its memory alone says 1 + 2j"
+    loaded["x"].fill_(7)
+    assert loaded["tied"][0] == 7, "what shared memory goes on sharing it"
     checkpoint_io.teardown()
 
 
@@ -97,14 +94,13 @@ def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thre
         copied.append((num_bytes, threading.current_thread()))
         real(target, source, num_bytes)
 
-    monkeypatch.setattr(ctypes, "memmove", memmove)
-
     class Spy(DistributedCheckpointIO):
         def save_checkpoint(self, state, path, *, collectives):
-            addresses = [tensor.data_ptr() for tensor in state["tensors"]]
-            seen.append((addresses, threading.current_thread().name, threading.active_count()))
+            seen.append([tensor.data_ptr() for tensor in state["tensors"]])
+            assert (threading.current_thread().name, threading.active_count()) == ("checkpoint_0", before + 1)
             super().save_checkpoint(state, path, collectives=collectives)
 
+    monkeypatch.setattr(ctypes, "memmove", memmove)
     checkpoint_io = AsyncCheckpointIO(Spy())
     tensors = [torch.arange(2_000_000.0), torch.full((2_000_000,), 2.0, dtype=torch.bfloat16), torch.ones(3)]
     before = threading.active_count()
@@ -112,35 +108,28 @@ def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thre
         copied.clear()
         with counted_copies() as counts:
             checkpoint_io.save_checkpoint({"tensors": tensors}, tmp_path / f"{step}.ckpt", collectives=ALONE)
-        assert counts == {"copy_": 1}
+        assert +counts == {"copy_": 1}
         assert sum(num_bytes for num_bytes, _ in copied) == 12_000_000
         assert len({thread for _, thread in copied}) <= num_threads
         checkpoint_io._wait()
-    assert [addresses for addresses, _, _ in seen] == [seen[0][0]] * 3
-    assert not set(seen[0][0]) & {tensor.data_ptr() for tensor in tensors}
-    assert {(name, number) for _, name, number in seen} == {("checkpoint_0", before + 1)}
-    loaded = load_checkpoint(tmp_path / "2.ckpt")["tensors"]
-    assert torch.get_num_threads() == num_threads
-    assert all(map(torch.equal, loaded, tensors))
+    assert seen == [seen[0]] * 3
+    assert not set(seen[0]) & {tensor.data_ptr() for tensor in tensors}
+    assert all(map(torch.equal, load_checkpoint(tmp_path / "2.ckpt")["tensors"], tensors))
     checkpoint_io.teardown()
 
 
-@contextlib.contextmanager
-def counted_copies():
+class counted_copies(TorchDispatchMode):
     """Numbers of torch's operations that write elements, by name."""
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    counts = Counter()
+    def __enter__(self):
+        self.counts = Counter()
+        super().__enter__()
+        return self.counts
 
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            name = function.overloadpacket.__name__
-            if name in ("copy_", "clone", "_to_copy", "contiguous"):
-                counts[name] += 1
-            return function(*args, **(kwargs or {}))
-
-    with Mode():
-        yield counts
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        self.counts[name] += name in ("copy_", "clone", "_to_copy", "contiguous")
+        return function(*args, **(kwargs or {}))
 
 
 def test_saves_and_removals_keep_their_order(gated, tmp_path):
@@ -163,22 +152,7 @@ def test_saves_and_removals_keep_their_order(gated, tmp_path):
     assert os.listdir(tmp_path) == ["2.ckpt"]
 
 
-def test_at_most_one_is_in_flight(gated, tmp_path):
-    gated.save_checkpoint({"x": 1}, tmp_path / "1.ckpt", collectives=ALONE)
-    second = threading.Thread(
-        target=gated.save_checkpoint, args=({"x": 2}, tmp_path / "2.ckpt"), kwargs={"collectives": ALONE}
-    )
-    second.start()
-    second.join(0.2)
-    assert second.is_alive(), "the second save waits for the first"
-    gated.checkpoint_io.gate.set()
-    second.join(60)
-    gated._wait()
-    assert sorted(os.listdir(tmp_path)) == ["1.ckpt", "2.ckpt"]
-
-
-@pytest.mark.parametrize("inner", [DistributedCheckpointIO, TorchCheckpointIO])
-def test_a_process_that_is_forked_within_a_save_holds_up_no_later_one(tmp_path, monkeypatch, inner):
+def test_a_process_that_is_forked_within_a_save_holds_up_no_later_one(tmp_path, monkeypatch):
     """As a loader's worker is, which lives on until the epoch ends."""
     rename, copies, (waits, ends) = disk.rename, [], os.pipe()
 
@@ -193,12 +167,12 @@ def test_a_process_that_is_forked_within_a_save_holds_up_no_later_one(tmp_path, 
         rename(*paths)
 
     monkeypatch.setattr(disk, "rename", fork_and_rename)
-    checkpoint_io = AsyncCheckpointIO(inner())
+    checkpoint_io = AsyncCheckpointIO()
     checkpoint_io.save_checkpoint({"x": 1}, tmp_path / "1.ckpt", collectives=ALONE)
     checkpoint_io._wait()
     monkeypatch.undo()
     checkpoint_io.save_checkpoint({"x": 2}, tmp_path / "2.ckpt", collectives=ALONE)
-    _, unfinished = wait([future for *_, future in checkpoint_io._pending], 20)
+    _, unfinished = wait([future for *_, future in checkpoint_io._pending], 20 * slowness())
     os.close(ends)
     for copy in copies:
         os.waitpid(copy, 0)

@@ -14,7 +14,6 @@ GROUPS = {
         SINGLE_DEVICE,
         Configuration("ddp", 2, options=FORK),
         Configuration("model_parallel", 2, "fsdp+tp", options=TENSOR),
-        Configuration("ddp", 2, "ddp-bf16", "bf16-mixed", FORK),
     ],
     "shards": [
         *(Configuration("fsdp", size, options=FORK) for size in (2, 4)),

@@ -4,10 +4,6 @@ import io
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
@@ -17,11 +13,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from checkpoint.remote_checks import CHECKS
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
-from core.cluster import reserve_port
 from core.contract import CheckpointError
+from core_testing.waiting import slowness
 from support.checkpoint_collectives import Alone
-
-PROGRAM = Path(__file__).with_name("remote_checks.py")
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -133,78 +127,34 @@ def test_a_file_that_comes_back_otherwise_replaces_nothing(lossy, monkeypatch):
     assert load_checkpoint(path) == {"step": 1}
 
 
-@contextmanager
-def server(folder):
-    """Address of a server on this machine."""
-    port = reserve_port(server)
-    address = f"http://127.0.0.1:{port}"
-    with open(folder / "log", "w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log
-        )
-    try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(address, timeout=5).close()
-                break
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
-        yield address
-    finally:
-        process.terminate()
-        process.wait(30)
+def output_of(program, *arguments):
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    command = [sys.executable, str(Path(__file__).with_name(program)), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=800 * slowness(), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 @pytest.mark.slow
 def test_on_a_server_that_speaks_s3(tmp_path):
-    pytest.importorskip("s3fs")
-    pytest.importorskip("moto")
-    with server(tmp_path) as address:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "AWS_ACCESS_KEY_ID": "anybody",
-            "AWS_SECRET_ACCESS_KEY": "anything",
-            "AWS_ENDPOINT_URL": address,
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-        command = [sys.executable, str(PROGRAM), "s3://bucket", str(tmp_path)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [check.__name__ for check in CHECKS]
+    assert output_of("remote_checks.py", tmp_path) == [check.__name__ for check in CHECKS]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # it waits for what comes too late: a minute and a half, and more on a busy machine
-@pytest.mark.parametrize(
-    "stride",
-    [
-        # Any call of a store fails in memory, in test_two_ranks_survive.py. What the library makes of an answer is the
-        # same for all calls of a kind, and each kind of fault begins with another one.
-        pytest.param(3, marks=pytest.mark.slow),
-        pytest.param(1, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_any_answer_of_a_server_that_speaks_s3_may_fail(stride):
-    pytest.importorskip("s3fs")
-    pytest.importorskip("moto")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    program = PROGRAM.with_name("s3_faults.py")
-    done = subprocess.run(
-        [sys.executable, str(program), str(stride)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = dict(line.split(": ") for line in done.stdout.splitlines())
-    assert len(told) == 8
+def test_any_answer_of_a_server_that_speaks_s3_may_fail():
+    """Each third one: any call of a store fails in memory, in test_two_ranks_survive.py. What the library makes of an
+    answer is the same for all calls of a kind, and each kind of fault begins with another one."""
+    told = dict(line.split(": ") for line in output_of("s3_faults.py", 3))
+    assert len(told) == 7
     # Two old generations stay while nothing can be deleted, and no longer.
     assert told["files beside which nothing could be deleted"] == "[3, 5, 7, 3]"
     # One answer that fails is asked for again; a store that stays away fails a save, until the manifest is there.
     for kind in ("throttled", "too late an answer", "half an upload"):
         assert told[kind].startswith("0 saves failed, ")
     for kind in ("throttled from then on", "lost answer from then on", "uploads in parts"):
-        assert int(told[kind].split()[0]) >= 6 // stride
-    assert int(told["read while two write"].split()[0]) > 2
+        assert int(told[kind].split()[0]) >= 2

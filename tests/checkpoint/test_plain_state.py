@@ -2,7 +2,6 @@
 
 import io
 
-import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +9,7 @@ from hypothesis.extra import numpy as arrays
 
 from core.checkpoint.file.torch_file import unpickle
 from core.checkpoint.state.plain_state import to_plain
+from support.same import assert_same
 
 text = st.text(st.characters(codec="utf-8"), max_size=10)
 scalars = st.one_of(
@@ -38,20 +38,10 @@ states = st.recursive(
 )
 
 
-def equal(one, other):
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return one == other and type(one) is type(other)
-
-
 @settings(deadline=None, max_examples=100)
 @given(states)
 def test_whatever_is_accepted_comes_back(state):
     buffer = io.BytesIO()
     torch.save(to_plain({"state": state}), buffer)
     buffer.seek(0)
-    assert equal(unpickle(buffer), {"state": state})
+    assert_same(unpickle(buffer), {"state": state})

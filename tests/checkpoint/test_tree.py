@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from checkpoint.test_plain_state import equal, states
+from checkpoint.test_plain_state import states
 from core.checkpoint.state.tree import Decoder, JsonEncoder, leaf_name
+from support.same import assert_same
 
 
 def there_and_back(state):
@@ -23,7 +24,7 @@ def there_and_back(state):
 @settings(deadline=None, max_examples=100)
 @given(states)
 def test_whatever_is_accepted_comes_back(state):
-    assert equal(there_and_back({"state": state}), {"state": state})
+    assert_same(there_and_back({"state": state}), {"state": state})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -0.0, 5e-324, complex("nan-infj")])

@@ -142,13 +142,6 @@ def test_a_copy_is_a_copy_of_the_users_module(net, wrapped):
     assert net.inner.weight.unique().numel() > 1
 
 
-def test_averaged_copies_use_their_own_weights(net, wrapped):
-    average = torch.optim.swa_utils.AveragedModel(wrapped)
-    with torch.no_grad():
-        net.inner.weight.zero_(), net.inner.bias.zero_()
-    assert average(torch.ones(1, 3)).abs().sum() > 0
-
-
 def test_it_may_be_a_part_of_another_module(net, model):
     whole = nn.Sequential(model, nn.Linear(2, 1))
     assert whole(torch.rand(4, 3)).shape == (4, 1)

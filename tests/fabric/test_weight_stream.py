@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from core import ConfigurationError, Fabric, ModuleError
+from core import Callback, ConfigurationError, Fabric, ModuleError
 from core.fabric import WholeTensors
 from core.strategies import ModelParallelStrategy
 from core_testing.ranks import Backend
@@ -89,46 +89,31 @@ def test_needs_a_module_that_was_set_up(net, fabric, tmp_path):
         trainer.weights()
 
 
-class Streaming(Tiny):
-    """Streams in the hook that it is told."""
+class Streams(Callback):
+    """In the hook that it is told."""
 
     def __init__(self, hook):
-        super().__init__()
-        self.hook, self.versions, self.errors = hook, [], []
+        self.versions, self.errors = [], []
+        setattr(self, hook, self.stream)
 
-    def stream(self):
+    def stream(self, trainer, module, *_):
         try:
-            stream = self.trainer.weights()
-            names = [name for name, _ in stream]
+            stream = trainer.weights()
         except ConfigurationError as error:
             self.errors.append(str(error))
         else:
-            assert names == ["layer.weight", "layer.bias"]
+            assert [name for name, _ in stream] == ["layer.weight", "layer.bias"]
             self.versions.append(stream.version)
 
-    def on_before_optimizer_step(self, optimizer):
-        if self.hook == "on_before_optimizer_step":
-            self.stream()
 
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        if self.hook == "on_train_batch_end":
-            self.stream()
-
-
-def test_a_trainer_streams_between_two_steps(tmp_path):
-    module = Streaming("on_train_batch_end")
-    make_trainer(tmp_path, max_steps=2, limit_val_batches=0).fit(module, loader())
-    assert module.versions == [1, 2]
-    assert module.errors == []
-
-
-def test_a_stream_within_a_step_is_refused(tmp_path):
-    module = Streaming("on_before_optimizer_step")
-    make_trainer(tmp_path, max_steps=2, limit_val_batches=0).fit(module, loader())
-    assert module.versions == []
-    assert len(module.errors) == 2
-    assert "within a training step" in module.errors[0]
-    assert "on_train_batch_end" in module.errors[0]
+@pytest.mark.parametrize(
+    ("hook", "versions", "num_errors"), [("on_train_batch_end", [1, 2], 0), ("on_before_optimizer_step", [], 2)]
+)
+def test_a_trainer_streams_between_two_steps_only(tmp_path, hook, versions, num_errors):
+    streams = Streams(hook)
+    make_trainer(tmp_path, streams, max_steps=2, limit_val_batches=0).fit(Tiny(), loader())
+    assert (streams.versions, len(streams.errors)) == (versions, num_errors)
+    assert all("within a training step" in error and "on_train_batch_end" in error for error in streams.errors)
 
 
 class Counting(ModelParallelStrategy):
@@ -172,7 +157,7 @@ def stream_cut(rank, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ranks_get_the_same_bits(dtype):
-    backend = Backend(Counting, num_processes=2)
+    backend = Backend(Counting, num_processes=2, in_process=True)
     for names, held, largest in backend.run(stream_cut, dtype):
         assert names == ["0.weight", "1.weight", "1.bias", "2.weight"]
         assert held == names

@@ -45,23 +45,26 @@ def names_in(folder):
 
 
 def test_a_file_has_the_bits_of_each_tensor(fabric, tmp_path):
-    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 1).bfloat16())
-    net.register_buffer("flags", torch.tensor([True, False, True]))  # of an odd length, before wider ones
-    net.register_buffer("nothing", torch.empty(0, 4, dtype=torch.float16))
-    net.register_buffer("bytes", torch.arange(7, dtype=torch.uint8))
-    net.register_buffer("eighths", torch.ones(3).to(torch.float8_e4m3fn))
-    net.register_buffer("odd", torch.tensor([-0.0, torch.nan, torch.inf], dtype=torch.float64))
-    net.register_buffer("turned", torch.arange(6.0).view(2, 3).T)
-    FolderSink(tmp_path / "made" / "here").send(fabric, fabric.weights(fabric.setup(net)))
-    metadata, tensors = read(tmp_path / "made" / "here" / "latest.safetensors")
+    tensors = {
+        "flags": torch.tensor([True, False, True]),  # of an odd length, before wider ones
+        "nothing": torch.empty(0, 4, dtype=torch.float16),
+        "bytes": torch.arange(7, dtype=torch.uint8),
+        "eighths": torch.ones(3).to(torch.float8_e4m3fn),
+        "half": torch.randn(3).bfloat16(),
+        "odd": torch.tensor([-0.0, torch.nan, torch.inf], dtype=torch.float64),
+        "turned": torch.arange(6.0).view(2, 3).T,
+        "count": torch.tensor(3),
+    }
+    folder = tmp_path / "made" / "here"
+    FolderSink(folder).send(fabric, Source(1, **tensors))
+    metadata, found = read(folder / "latest.safetensors")
     assert metadata == {"format": "pt", "version": "1"}
-    state = net.state_dict()
-    assert tensors.keys() == state.keys()
+    assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert (tensor.dtype, tensor.shape) == (state[name].dtype, state[name].shape), name
-        bits = [each.contiguous().reshape(-1).view(torch.uint8) for each in (tensor, state[name])]
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        bits = [each.contiguous().reshape(-1).view(torch.uint8) for each in (tensor, found[name])]
         assert torch.equal(*bits), name
-    assert names_in(tmp_path / "made" / "here") == ["latest.safetensors", "weights-1.safetensors"]
+    assert names_in(folder) == ["latest.safetensors", "weights-1.safetensors"]
 
 
 def test_tensors_are_aligned(fabric, tmp_path):
@@ -133,8 +136,8 @@ def send_to_a_full_disk(rank, folder):
     fabric = rank.fabric()
     model = fabric.setup(nn.Sequential(*(nn.Linear(20, 20) for _ in range(4))))
     stream, sink = fabric.weights(model), FolderSink(folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)  # of both ranks: they are in one process
     sink.send(fabric, stream)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if fabric.is_global_zero:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
     try:
@@ -150,7 +153,7 @@ def send_to_a_full_disk(rank, folder):
 
 def test_a_full_disk_is_one_error_on_all_ranks(tmp_path):
     """Rank 1 has to give its parts of the tensors that rank 0 can't write, or both would wait."""
-    results = Backend(lambda: "fsdp", num_processes=2).run(send_to_a_full_disk, tmp_path)
+    results = Backend(lambda: "fsdp", num_processes=2, in_process=True).run(send_to_a_full_disk, tmp_path)
     for rank, (kind, text, names) in enumerate(results):
         assert kind is CheckpointError
         assert text.startswith("On rank 0: " if rank else "The checkpoint ")

@@ -1,8 +1,10 @@
 """Two ranks save to a real server that speaks S3, whose every answer fails in turn.
 
-As a program: `s3_faults.py STRIDE`. Of each kind of fault it makes every STRIDE-th answer fail, beginning with another
-one, and prints a line. Libraries of object stores leave threads behind, which the process of the tests can't have when
-it forks.
+    PYTHONPATH=tests python benchmarks/s3_faults.py [STRIDE]
+
+Of each kind of fault every STRIDE-th answer fails, beginning with another one, and a line is printed: one answer that
+fails is asked for again, and a store that stays away fails a save. A save that says that it has failed has left what
+was there. With 3 it takes a minute and a half; core's own part is in `tests/checkpoint/test_two_ranks_survive.py`.
 """
 
 import contextlib
@@ -174,4 +176,4 @@ def main(stride):
 
 if __name__ == "__main__":
     sys.setswitchinterval(0.001)
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)

@@ -1,7 +1,6 @@
 """Several ranks write one checkpoint, each its part; what fails on one is raised on all, and nobody waits for ever."""
 
 import os
-import socket
 
 import pytest
 import torch
@@ -79,12 +78,6 @@ def refuse_what_only_one_rank_has_wrong(rank, collectives, path):
         DistributedCheckpointIO().save_checkpoint({"x": half}, path, collectives=collectives)
     collectives.barrier()
     assert [name for name in os.listdir(os.path.dirname(path)) if "ckpt" in name] == []
-    # A disk of their own each.
-    os.makedirs(own := f"{os.path.dirname(path)}/disk{rank}")
-    os.chdir(own)
-    message = rf"disk1/\S+ was made by rank 0, and isn't on {socket.gethostname()}, where another rank .*'torch'"
-    with pytest.raises(CheckpointError, match=message):
-        DistributedCheckpointIO().save_checkpoint({"w": placed(Shard(0))}, "last.ckpt", collectives=collectives)
 
 
 def lack_a_part(rank, collectives, path):

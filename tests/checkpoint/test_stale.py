@@ -103,19 +103,23 @@ def test_retention_keeps_the_last_that_verifies(tmp_path, kind):
         assert newest_valid(tmp_path) == str(tmp_path / "epoch=0.ckpt")
 
 
+def forget(monkeypatch):
+    """As another process does, which hasn't saved or found anything yet."""
+    monkeypatch.setattr(manifest_module, "_seen_ns", 0)
+    monkeypatch.setattr(dates, "_looked_at", set())
+
+
+@pytest.mark.parametrize("find", [newest_valid, lambda folder: load_checkpoint(f"{folder}/a.ckpt")])
 @pytest.mark.parametrize("kind", [DistributedCheckpointIO, TorchCheckpointIO])
-def test_the_newest_is_found_although_the_clock_has_jumped_back(tmp_path, monkeypatch, kind):
-    save(tmp_path / "c.ckpt", 1, kind)
+def test_the_newest_is_found_although_the_clock_has_jumped_back(tmp_path, monkeypatch, kind, find):
+    """In this process, and in another that goes on from it: it has found it, or the user has named it."""
+    save(tmp_path / "b.ckpt", 1, kind)
     monkeypatch.setattr(manifest_module.time, "time_ns", lambda: 1)
-    save(tmp_path / "b.ckpt", 2, kind)
-    assert newest_valid(tmp_path) == str(tmp_path / "b.ckpt")
-    # In a process that hasn't saved it, but goes on from it: found, or named by the user.
-    monkeypatch.setattr(manifest_module, "_seen_ns", 0)
-    newest_valid(tmp_path)
-    save(tmp_path / "a.ckpt", 3, kind)
-    monkeypatch.setattr(manifest_module, "_seen_ns", 0)
-    load_checkpoint(tmp_path / "a.ckpt")
-    save(tmp_path / "0.ckpt", 4, kind)
+    save(tmp_path / "a.ckpt", 2, kind)
+    assert newest_valid(tmp_path) == str(tmp_path / "a.ckpt")
+    forget(monkeypatch)
+    find(tmp_path)
+    save(tmp_path / "0.ckpt", 3, kind)
     assert newest_valid(tmp_path) == str(tmp_path / "0.ckpt")
 
 
@@ -123,14 +127,11 @@ def test_the_newest_is_found_although_the_clock_has_jumped_back(tmp_path, monkey
     ("place", "kind"),
     [("here", DistributedCheckpointIO), ("here", TorchCheckpointIO), ("memory://set-back", DistributedCheckpointIO)],
 )
-def test_the_newest_is_that_of_a_process_that_has_found_nothing_and_whose_clock_was_set_back(
-    tmp_path, monkeypatch, place, kind
-):
+def test_the_newest_is_that_of_a_process_that_has_found_nothing(tmp_path, monkeypatch, place, kind):
     folder = tmp_path if place == "here" else place
     save(f"{folder}/b.ckpt", 1, kind)
     monkeypatch.setattr(manifest_module.time, "time_ns", lambda: 1)
-    monkeypatch.setattr(manifest_module, "_seen_ns", 0)
-    monkeypatch.setattr(dates, "_looked_at", set())
+    forget(monkeypatch)
     save(f"{folder}/a.ckpt", 2, kind)
     assert newest_valid(folder) == f"{folder}/a.ckpt"
 

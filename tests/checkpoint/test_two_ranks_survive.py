@@ -287,33 +287,32 @@ def test_what_is_there_goes_only_for_what_was_read_back(part, place, memory, tmp
     assert loaded_step(path) == 3
 
 
-def test_each_rank_reads_back_what_it_wrote_before_what_is_replaced_goes(tmp_path, monkeypatch):
-    storage, seen, real = DistributedCheckpointIO(), [], MappedFile.verify
+@pytest.fixture
+def read_back(monkeypatch):
+    """Ranks and the ends of the files that they have read back."""
+    seen, real = [], MappedFile.verify
 
     def verify(file, start, stop):
         seen.append((torch.distributed.get_rank(), file.path[-10:]))
         real(file, start, stop)
 
     monkeypatch.setattr(MappedFile, "verify", verify)
+    return seen
+
+
+def retire(path, successor):
+    storage = DistributedCheckpointIO()
+    told = on_two_ranks(lambda collectives: storage.retire_checkpoint(path, successor, collectives=collectives))
+    assert told == ["", ""]
+
+
+def test_each_rank_reads_back_what_it_wrote_before_what_is_replaced_goes(tmp_path, read_back):
     old, new, newer = (tmp_path / name for name in ("1.ckpt", "2.ckpt", "3.ckpt"))
-
-    def retire(path, successor):
-        told = on_two_ranks(lambda collectives: storage.retire_checkpoint(path, successor, collectives=collectives))
-        assert told == ["", ""]
-
     for step, path in enumerate((old, new, newer)):
         assert save_together(path, step) == ["", ""]
     retire(old, new)
-    assert sorted(seen) == [(0, "00000.data"), (1, "00001.data")]
+    assert sorted(read_back) == [(0, "00000.data"), (1, "00001.data")]
     assert names(tmp_path) == ["2.ckpt", "3.ckpt"]
-    # What another machine's file system doesn't show yet is no damage: rank 0 reads all.
-    with monkeypatch.context() as patches:
-        patches.setattr(formats, "verify_checkpoint", hidden_from_rank_1(formats.verify_checkpoint))
-        assert save_together(old, 4) == ["", ""]
-        seen.clear()
-        retire(old, new)
-    assert sorted(seen) == [(0, "00000.data"), (0, "00000.data"), (0, "00001.data")]
-    assert not old.exists()
     (data,) = newer.glob("*-00001.data")
     data.write_bytes(bytes(data.stat().st_size))
     with pytest.warns(UserWarning, match=r"2.ckpt' is kept, .*: On rank 1: .*3.ckpt/.*-00001.data' is damaged"):
@@ -321,10 +320,19 @@ def test_each_rank_reads_back_what_it_wrote_before_what_is_replaced_goes(tmp_pat
     assert names(tmp_path) == ["2.ckpt", "3.ckpt"]
 
 
-def hidden_from_rank_1(real):
+def test_what_another_machines_file_system_does_not_show_yet_is_no_damage(tmp_path, read_back, monkeypatch):
+    """Rank 0 reads all."""
+    real = formats.verify_checkpoint
+
     def verify(path, progress=None, share=None):
         if share == (1, 2):
             raise CheckpointNotFoundError(f"There is no checkpoint {path}.")
         real(path, progress, share)
 
-    return verify
+    monkeypatch.setattr(formats, "verify_checkpoint", verify)
+    for name in ("1.ckpt", "2.ckpt"):
+        assert save_together(tmp_path / name, 1) == ["", ""]
+    read_back.clear()
+    retire(tmp_path / "1.ckpt", tmp_path / "2.ckpt")
+    assert sorted(read_back) == [(0, "00000.data"), (0, "00000.data"), (0, "00001.data")]
+    assert names(tmp_path) == ["2.ckpt"]

@@ -62,16 +62,14 @@ class Recorder:
     """
 
     def __init__(self, root, monkeypatch):
-        self.root, self.time = Path(root), 0
+        self.root, self.time, self.real = Path(root), 0, {}
         self.tree = _scan(self.root)
         self.before = _copied(self.tree)
-        self.changes = []  # (time, names and their folders that it changes, what to do)
+        self.changes = []  # of names: (time, {(folder, name): what has it then, or None})
         self.folder_syncs = []
-        real = {}
         for name in ("create", "set_time", "sync", "sync_folder", "make_folder", "rename", "unlink", "remove_folder"):
-            real[name] = getattr(disk, name)
+            self.real[name] = getattr(disk, name)
             monkeypatch.setattr(disk, name, getattr(self, name))
-        self.real = real
 
     def tick(self):
         self.time += 1
@@ -79,7 +77,7 @@ class Recorder:
 
     def create(self, path):
         file, node = self.real["create"](path), File()
-        self._note(path, lambda names, name: names.__setitem__(name, node))
+        self._change({self._place(path): node})
         return RecordedFile(file, node, self)
 
     def set_time(self, file, time_ns):
@@ -95,38 +93,28 @@ class Recorder:
 
     def make_folder(self, path):
         self.real["make_folder"](path)
-        node = Folder()
-        self._note(path, lambda names, name: names.__setitem__(name, node))
+        self._change({self._place(path): Folder()})
 
     def unlink(self, path):
         was_there = path.exists()
         self.real["unlink"](path)
         if was_there:
-            self._note(path, lambda names, name: names.pop(name))
+            self._change({self._place(path): None})
 
     def remove_folder(self, path):
         self.real["remove_folder"](path)
-        self._note(path, lambda names, name: names.pop(name))
+        self._change({self._place(path): None})
 
     def rename(self, old, new):
         self.real["rename"](old, new)
-        source, target, node = self._find(old.parent), self._find(new.parent), self._find(old)
+        self._change({self._place(old): None, self._place(new): self._find(old)})
 
-        def move(names_of):
-            names_of(source).pop(old.name)
-            names_of(target)[new.name] = node
+    def _change(self, places):
+        self.changes.append((self.tick(), places))
+        _apply(places, lambda folder: folder.names)
 
-        self.changes.append((self.tick(), {(source, old.name), (target, new.name)}, move))
-        move(lambda folder: folder.names)
-
-    def _note(self, path, change):
-        folder = self._find(path.parent)
-
-        def apply(names_of):
-            change(names_of(folder), path.name)
-
-        self.changes.append((self.tick(), {(folder, path.name)}, apply))
-        apply(lambda folder: folder.names)
+    def _place(self, path):
+        return self._find(path.parent), path.name
 
     def _find(self, path):
         node = self.tree
@@ -140,31 +128,39 @@ class Recorder:
         """Write to the folder `target` what may be found after a crash when `time` changes were made."""
         chance = random.Random(seed)
         state = {folder: dict(names) for folder, names in self.before.items()}
-        for change in self._surviving(time, chance):
-            change(lambda folder: state.setdefault(folder, {}))
+        for places in self._surviving(time, chance):
+            _apply(places, lambda folder: state.setdefault(folder, {}))
         _write(self.tree, state, Path(target), lambda node: node.crashed_content(time, chance))
 
     def _surviving(self, time, chance):
         done = [change for change in self.changes if change[0] <= time]
         forced = self._forced(done, time)
         lost, kept = set(), []
-        for index, (_, places, change) in enumerate(done):
-            if index in forced or (not places & lost and chance.random() < 0.7):
-                kept.append(change)
+        for change in done:
+            _, places = change
+            if change in forced or (not places.keys() & lost and chance.random() < 0.7):
+                kept.append(places)
             else:
-                lost |= places
+                lost |= places.keys()
         return kept
 
     def _forced(self, done, time):
         """Changes in folders that were synced later, and those of the same names before them."""
         synced = {folder: at for at, folder in self.folder_syncs if at <= time}
-        forced, needed = set(), set()
-        for index in reversed(range(len(done))):
-            at, places, _ = done[index]
-            if places & needed or any(at <= synced.get(folder, 0) for folder, _ in places):
-                forced.add(index)
-                needed |= places
+        forced, needed = [], set()
+        for at, places in reversed(done):
+            if places.keys() & needed or any(at <= synced.get(folder, 0) for folder, _ in places):
+                forced.append((at, places))
+                needed |= places.keys()
         return forced
+
+
+def _apply(places, names_of):
+    for (folder, name), node in places.items():
+        if node is None:
+            names_of(folder).pop(name)
+        else:
+            names_of(folder)[name] = node
 
 
 def _scan(path):

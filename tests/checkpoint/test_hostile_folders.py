@@ -113,6 +113,13 @@ def test_no_type_of_numpys_but_numbers_and_strings_is_made(path, code, tag):
     refused(path, r"last\.ckpt' holds something that this release of core can't read: .*numbers or strings in native")
 
 
+@pytest.mark.parametrize("value", [{"$dict": [[[1], 2]]}, {"$dtype": "float31"}, {"$nosuch": 1}])
+def test_what_core_has_not_written_is_refused(path, value):
+    save(path, {"x": 1})
+    rewrite(path, lambda content: content["tree"].update(x=value))
+    refused(path, r"last\.ckpt' holds something that this release of core can't read")
+
+
 def chunked(path, places):
     """A tensor of shape 4 x 4 and its two chunks, which the index then says to be others."""
     halves = [Chunk((row, 0), (2, 4), torch.full((2, 4), row)) for row in (0, 2)]

@@ -479,8 +479,14 @@ def test_a_state_without_an_end(make, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
-def test_a_quantized_tensor_is_refused_with_its_place(tmp_path):
-    fabric = Fabric(accelerator="cpu")
+@pytest.mark.parametrize("plugins", [None, "async"])
+def test_a_quantized_tensor_is_refused_with_its_place(plugins, tmp_path):
+    fabric = Fabric(accelerator="cpu", plugins=plugins)
     quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-    with pytest.raises(CheckpointError, match=r"state\['table'\] is a quantized tensor\. Save its int_repr"):
+
+    def save():
         fabric.save(tmp_path / "q.ckpt", {"table": quantized})
+        fabric.teardown()
+
+    with pytest.raises(CheckpointError, match=r"state\['table'\] is a quantized tensor\. Save its int_repr"):
+        save()

@@ -35,7 +35,7 @@ SLOW_DOWN = (
 
 
 class Faulty:
-    """The server's program, which treats its n-th request as it is told to.
+    """The server's program, which lets its n-th request fail in the way that is asked for.
 
     moto changes plain dicts while other threads go over them, and answers that with a 500: one request at a time.
     """
@@ -111,14 +111,14 @@ def each_answer(faulty, kind, numbers, *, lasts=False):
     for number in numbers:
         assert save_together(path, 1) == ["", ""], "what failed is in the way of the next save"
         faulty.arm(kind, number, lasts=lasts)
-        told = save_together(path, 2)
+        answers = save_together(path, 2)
         has_struck = faulty.has_struck
         faulty.arm("", 0)
         if not has_struck:
-            assert (told, loaded_step(path)) == (["", ""], 2)
+            assert (answers, loaded_step(path)) == (["", ""], 2)
             return outcomes
-        check_told(told, loaded_step(path), has_struck)
-        outcomes[not told[0]] += 1
+        check_told(answers, loaded_step(path), has_struck)
+        outcomes[not answers[0]] += 1
     raise AssertionError("numbers end before the answers do")
 
 

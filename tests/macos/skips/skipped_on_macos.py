@@ -1,19 +1,16 @@
 """A plugin of pytest: skips by name what macOS can't run, each with its reason, as skipped_on_macos.toml lists them."""
 
 import os
-import platform
 import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
-LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-REASONS = LISTED["macos"] | (LISTED["simulated"] if platform.system() == "Linux" else {})
+REASONS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 # As GPUs of other makes are hidden from tests: `accelerator="auto"` means the CPU in them.
-if platform.system() == "Darwin":
-    os.environ.setdefault("CORE_DISABLE_PLUGINS", "mps")
+os.environ.setdefault("CORE_DISABLE_PLUGINS", "mps")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,12 +18,11 @@ from core_testing import programs
 HERE = Path(__file__).parent
 DISTRIBUTIONS = sorted(path.parent.name for path in HERE.glob("*/pyproject.toml"))
 PACKAGES = {path.parents[1].name: path.parent.name for path in HERE.glob("*/*/__init__.py")}
-ALIASES = {"diloco": "diloco", "flat-ddp": "flat_ddp", "local-sgd": "local_sgd", "sim-device": "sim_parallel"}
+ALIASES = {"diloco": "diloco", "flat-ddp": "flat_ddp", "sim-device": "sim_parallel"}
 # `diloco` has a whole suite, of strategies that may differ from one device. Whole suites of those that equal it, and of
 # simulated devices, are those of plugins, such as the one of plugins/hpu/tests/test_simulated.py.
 SHORT = {
     "flat-ddp": "TestFlatDDPFork",
-    "local-sgd": "TestNowAndThen",
     "sim-device": "not TestSimParallel or TestSimParallelFork",
 }
 TIMEOUT_S = 900

@@ -27,17 +27,8 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
 
 
-def least_squares() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Linear(4, 1).double()
-
-
 def sgd(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
-
-
-def plain_sgd(module: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(module.parameters(), lr=0.05)
 
 
 def adam(module: nn.Module) -> torch.optim.Optimizer:
@@ -83,22 +74,6 @@ def train(rank: Any, make: Any, make_optimizer: Any, num_steps: int) -> tuple[li
     return seen, fabric.strategy.bytes_sent, fabric.strategy.num_outer_steps
 
 
-def train_on_one_device(make: Any, make_optimizer: Any, num_steps: int) -> list[Tensor]:
-    """Every step with the batches of all ranks."""
-    module = make()
-    optimizer = make_optimizer(module)
-    seen = []
-    for step in range(num_steps):
-        inputs, targets = (
-            torch.cat(parts) for parts in zip(*(batch(step, rank) for rank in range(RANKS)), strict=True)
-        )
-        optimizer.zero_grad()
-        (module(inputs) - targets).square().mean().backward()
-        optimizer.step()
-        seen.append(weights(module))
-    return seen
-
-
 def algorithm(make: Any, num_steps: int, period: int, lr: float, momentum: float) -> list[list[Tensor]]:
     """The paper's algorithm 1 in one process, with torch's own SGD as the outer optimizer."""
     outer = make()
@@ -126,47 +101,6 @@ def test_is_the_algorithm_of_the_paper() -> None:
     for (seen, _, _), expected in zip(results, algorithm(network, 12, 3, 0.7, 0.9), strict=True):
         for mine, theirs in zip(seen, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
-
-
-def test_equals_one_device_if_every_step_is_a_round() -> None:
-    """With SGD, the mean of the ranks' steps is the step with the mean gradient: equal within 1e-12."""
-    expected = train_on_one_device(network, sgd, 10)
-    for seen, _, _ in backend(period=1, outer_lr=1.0, outer_momentum=0.0).run(train, network, sgd, 10):
-        for mine, theirs in zip(seen, expected, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
-
-
-def test_comes_close_to_one_device_on_a_convex_problem() -> None:
-    """Least squares, the outer step of the paper: after 20 rounds of 10, no weight differs by more than 0.03."""
-    expected = train_on_one_device(least_squares, plain_sgd, 200)[-1]
-    assert (weights(least_squares()) - expected).abs().max() > 1
-    for seen, _, _ in backend(period=10).run(train, least_squares, plain_sgd, 200):
-        assert (seen[-1] - expected).abs().max() < 0.03
-
-
-def train_clipped(rank: Any, max_norm: float, num_steps: int) -> list[Tensor]:
-    fabric = rank.fabric()
-    module = network()
-    model, optimizer = fabric.setup(module, plain_sgd(module))
-    seen = []
-    for step in range(num_steps):
-        inputs, targets = batch(step, fabric.global_rank)
-        optimizer.zero_grad()
-        fabric.backward((model(inputs) - targets).square().mean())
-        fabric.clip_gradients(model, optimizer, max_norm=max_norm)
-        optimizer.step()
-        seen.append(weights(model))
-    return seen
-
-
-def test_ranks_go_apart_by_no_more_than_their_steps() -> None:
-    """After k steps of SGD alone, each of a norm of at most lr * max_norm, ranks are 2 k of these apart at most."""
-    lr, max_norm, period = 0.05, 0.5, 3
-    first, second = backend(period=period).run(train_clipped, max_norm, 9)
-    for step, (one, other) in enumerate(zip(first, second, strict=True), start=1):
-        distance, alone = (one - other).norm(), step % period
-        assert distance <= 2 * alone * lr * max_norm + 1e-12
-        assert bool(distance > 0) == bool(alone)
 
 
 def test_counts_what_it_sends() -> None:
@@ -257,15 +191,10 @@ def test_ranks_share_the_moments_that_only_one_has() -> None:
     ("options", "named"),
     [
         ({"period": 0}, "period"),
-        ({"period": 2.0}, "period"),
         ({"period": True}, "period"),
         ({"outer_lr": 0.0}, "outer_lr"),
-        ({"outer_lr": float("inf")}, "outer_lr"),
         ({"outer_lr": float("nan")}, "outer_lr"),
-        ({"outer_lr": "0.7"}, "outer_lr"),
         ({"outer_momentum": 1.0}, "outer_momentum"),
-        ({"outer_momentum": -0.1}, "outer_momentum"),
-        ({"outer_momentum": float("nan")}, "outer_momentum"),
     ],
 )
 def test_refuses_options_out_of_range(options: dict[str, Any], named: str) -> None:

@@ -1,5 +1,0 @@
-"""Local SGD for `core`."""
-
-from local_sgd.strategy import LocalSGDStrategy
-
-__all__ = ["LocalSGDStrategy"]

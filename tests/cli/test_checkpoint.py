@@ -1,6 +1,5 @@
 import io
 import json
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -114,46 +113,6 @@ def test_a_place_that_is_taken(run, path):
     done = run("convert", path, path, "--to", "torch")
     assert done.exit_code == 1
     assert "Something is at" in done.output
-
-
-def test_what_lightning_has_saved(run, tmp_path):
-    """As its release 2.6 writes it."""
-    weight = torch.ones(2, 3)
-    saved = {
-        "epoch": 2,
-        "global_step": 16,
-        "pytorch-lightning_version": "2.6.6",
-        "state_dict": OrderedDict(weight=weight),
-        "loops": {
-            "fit_loop": {
-                "epoch_loop.batch_progress": {
-                    "total": {"ready": 16, "completed": 16, "started": 16, "processed": 16},
-                    "current": {"ready": 8, "completed": 8, "started": 8, "processed": 8},
-                    "is_last_batch": True,
-                },
-                "epoch_progress": {"current": {"ready": 2, "completed": 1, "started": 2, "processed": 2}},
-            }
-        },
-        "callbacks": {},
-        "optimizer_states": [
-            {"state": {0: {"exp_avg": weight}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
-        ],
-        "lr_schedulers": [{"last_epoch": 2}],
-        "hparams_name": "kwargs",
-        "hyper_parameters": {"width": 4},
-        "mine": 5,
-    }
-    torch.save(saved, tmp_path / "lightning.ckpt")
-    done = run("convert", tmp_path / "lightning.ckpt", tmp_path / "core.ckpt")
-    assert done.exit_code == 0, done.output
-    state = load_checkpoint(tmp_path / "core.ckpt")
-    assert state["format"]["lightning"] == "2.6.6"
-    assert torch.equal(state["model"]["weight"], weight)
-    assert state["optimizers"][0]["param_groups"] == [{"lr": 0.1, "params": [0]}]
-    assert state["progress"]["epoch"] == 2
-    assert (state["progress"]["global_step"], state["progress"]["total_batches"]) == (16, 16)
-    assert state["hyper_parameters"] == {"width": 4}
-    assert state["module_section"] == {"mine": 5}
 
 
 ACME = """

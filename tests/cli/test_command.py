@@ -62,12 +62,6 @@ def test_a_misspelt_command(core_cli):
     assert "No such command 'list-strategis'. Did you mean 'list-strategies'" in done.stderr
 
 
-def test_a_misspelt_option(core_cli):
-    done = core_cli("explain", "--strateg", "ddp")
-    assert done.returncode == 2
-    assert "--strategy" in done.stderr
-
-
 def test_an_error_is_its_message_and_nothing_else(core_cli):
     done = core_cli("explain", "--accelerator", "cpu", "--devices", "0-3")
     assert done.returncode == 1

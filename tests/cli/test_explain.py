@@ -44,18 +44,6 @@ def test_parts_by_name(core_cli):
     assert "plugins=['spawn'] was asked for" in " ".join(done.stdout.split())
 
 
-def test_an_impossible_combination(core_cli):
-    done = core_cli("explain", "--accelerator", "cpu", "--devices", "2", "--strategy", "single_device")
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: SingleDeviceStrategy trains on 1 device, and devices=2")
-
-
-def test_a_missing_package(core_cli):
-    done = core_cli("explain", "--strategy", "core-unheard:int8")
-    assert done.returncode == 1
-    assert "No installed package 'core-unheard' offers anything to core." in done.stderr
-
-
 def test_a_broken_third_party_accelerator_is_a_warning(core_cli):
     core_cli.install(
         "core-acme",

@@ -4,7 +4,6 @@ import re
 import shlex
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
@@ -65,21 +64,9 @@ def test_every_kind_has_its_listing(core_cli, kind):
     done = core_cli(f"list-{kind.plural}", "--json")
     rows = rows_of(done)
     assert rows["acme_thing"]["provider"] == "core-acme"
+    assert rows["acme_thing"].keys() == FIELDS
     assert all(row["kind"] == kind.name for row in rows.values())
     assert rows.keys() > {"acme_thing"}, "and the built-ins"
-
-
-@pytest.mark.slow
-def test_json_schema(core_cli):
-    acme(core_cli)
-    for row in json.loads(core_cli("list-strategies", "--json", "--all").stdout):
-        assert row.keys() == FIELDS
-        assert all(isinstance(value, str) for value in row.values())
-    checked = json.loads(core_cli("list-strategies", "--json", "--check").stdout)
-    assert {row["alias"] for row in checked} >= {"acme", "single_device"}
-    for row in checked:
-        assert row.keys() == FIELDS | {"check"}
-        assert row["check"].keys() == {"status", "import_s", "error"}
 
 
 def test_the_unusable_are_counted_and_shown_on_request(core_cli):
@@ -107,31 +94,6 @@ def test_the_unusable_are_counted_and_shown_on_request(core_cli):
     assert statuses >= {"ok", "conflict", "incompatible", "broken"}
 
 
-def test_nothing_heavy_is_imported_to_list(core_cli):
-    acme(core_cli)
-    program = """
-        import sys
-        from core.cli import main
-        sys.argv = ["core", "list-strategies", "--all"]
-        try:
-            main()
-        except SystemExit as end:
-            assert not end.code
-        heavy = {"torch", "core_acme", "rich", "numpy"} & set(sys.modules)
-        assert not heavy, heavy
-    """
-    path = os.pathsep.join(filter(None, [str(core_cli.packages), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        cwd=core_cli.working,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "acme" in done.stdout
-
-
 RAISING = "raise OSError('libacme.so is missing')\n"
 LEAVING = "import sys\nsys.exit(3)\n"
 CHATTY = "print('{}')\n" + STRATEGY
@@ -155,7 +117,9 @@ def test_check_imports_each(core_cli, source, status, error):
     done = core_cli("list-strategies", "--check", "--json", **only_acme)
     rows = rows_of(done)
     assert rows.keys() == {"acme"}
+    assert rows["acme"].keys() == FIELDS | {"check"}
     check = rows["acme"]["check"]
+    assert check.keys() == {"status", "import_s", "error"}
     assert check["status"] == status
     assert error in check["error"]
     assert check["import_s"] >= 0
@@ -164,16 +128,14 @@ def test_check_imports_each(core_cli, source, status, error):
 
 def test_check_as_text(core_cli):
     acme(core_cli, source=RAISING)
-    done = core_cli("list-strategies", "--check")
+    done = core_cli("list-strategies", "--check", CORE_PLUGINS="core-acme")
     assert done.returncode == 1
     assert re.search(r"^acme\s+AcmeStrategy +core-acme +1\.0 +fails +\d+\.\d\d s$", done.stdout, re.MULTILINE)
     assert "OSError: libacme.so is missing" in " ".join(done.stdout.split())
     assert re.search(r"^single_device\s+SingleDeviceStrategy .* ok +\d+\.\d\d s$", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "columns", [30, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in (40, 60)), 80, 120]
-)
+@pytest.mark.parametrize("columns", [30, 80, 120])
 @pytest.mark.parametrize(
     "arguments", [["list-strategies", "--all"], ["list-plugins", "--all"]], ids=lambda words: words[0]
 )
@@ -230,13 +192,6 @@ def test_list_plugins(core_cli):
     assert entries["core-acme"]["offers"] == {"strategy": 1}
     assert entries["core-acme"]["summary"] == "Acme for core"
     assert entries["core-acme"]["location"] == str(core_cli.packages)
-
-
-def test_list_plugins_with_a_blocked_one(core_cli):
-    acme(core_cli)
-    assert "core-acme" not in core_cli("list-plugins", CORE_DISABLE_PLUGINS="core-acme").stdout
-    done = core_cli("list-plugins", "--all", CORE_DISABLE_PLUGINS="core-acme")
-    assert re.search(r"^core-acme +1\.0 +blocked +1 strategy$", done.stdout, re.MULTILINE)
 
 
 def test_what_a_package_says_of_itself_reaches_no_terminal_raw(core_cli):

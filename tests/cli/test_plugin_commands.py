@@ -70,11 +70,6 @@ def test_one_of_a_package_that_is_not_installed_says_what_to_install(name, tmp_p
     assert "core-testing is not installed: `pip install core-testing`" in done.stderr
 
 
-def test_a_misspelt_one(core_cli, hello):
-    hello()
-    assert "No such command 'say-helo'. Did you mean 'say-hello'?" in core_cli("say-helo").stderr
-
-
 def test_two_of_one_name_are_an_error_that_names_both(core_cli, hello):
     hello()
     hello("core-bolt", "core_bolt")

@@ -4,12 +4,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
+from core.cli.run import _torchrun
 from core_testing import programs
+from core_testing.waiting import slowness, wait_until
+from support.fake_distributions import make_distribution
 
 SCRIPT = """
 import sys
@@ -21,53 +23,43 @@ total = fabric.all_reduce(float(fabric.global_rank + 1), reduce_op="sum")
 fabric.print(fabric.world_size, float(total), *sys.argv[1:])
 fabric.teardown()
 """
-
-
-@pytest.fixture(params=["core", "torchrun"])
-def way(request, monkeypatch):
-    """Who makes the processes. torchrun does where one of its variables is set."""
-    if request.param == "torchrun":
-        monkeypatch.setenv("PET_MAX_RESTARTS", "0")
-    return request.param
+BY_TORCHRUN = ("--max-restarts", "0")
 
 
 def core_run(folder, *arguments):
-    return programs.run(command(*arguments), cwd=folder, timeout=100, forks_others=False)
-
-
-def command(*arguments):
-    return [*programs.CORE, "run", *arguments]
+    return programs.run([*programs.CORE, "run", *arguments], cwd=folder, timeout=100, forks_others=False)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("way")
-def test_a_script_runs_once_a_device_with_its_own_arguments(tmp_path):
+@pytest.mark.parametrize("way", [(), BY_TORCHRUN])
+def test_a_script_runs_once_a_device_with_its_own_arguments(tmp_path, way):
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = core_run(tmp_path, "--devices", "2", "train.py", "--devices", "7", "-m")
+    done = core_run(tmp_path, "--devices", "2", *way, "train.py", "--devices", "7", "-m")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "2 3.0 --devices 7 -m"
 
 
 @pytest.mark.parametrize("name", ["core/__init__.py", "core.py"])
-def test_a_folder_whose_own_core_hides_this_one(tmp_path, name):
-    """By the console script, which doesn't look into the current folder; its processes do."""
-    (tmp_path / "core").mkdir()
-    (tmp_path / name).touch()
-    (tmp_path / "train.py").write_text("print('ran')")
-    program = "import sys; from core.cli import main; sys.argv = ['core', 'run', '--devices', '1', 'train.py']; main()"
-    done = programs.run([sys.executable, "-P", "-c", program], cwd=tmp_path, timeout=100)
+def test_a_folder_whose_own_core_hides_this_one(core_cli, name):
+    (core_cli.working / "core").mkdir()
+    (core_cli.working / name).touch()
+    (core_cli.working / "train.py").write_text("print('ran')")
+    done = core_cli("run", "--devices", "1", "train.py", columns=1000)
     assert done.returncode == 2
-    assert f"{tmp_path / name} hides the package `core` from processes that start in {tmp_path}" in done.stderr
+    folder = core_cli.working
+    assert f"{folder / name} hides the package `core` from processes that start in {folder}" in done.stderr
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
-    ("end", "ended"),
-    [("raise SystemExit(3)", "exited with code 3"), ("os.kill(os.getpid(), 9)", "was killed by SIGKILL")],
+    ("way", "end", "ended"),
+    [
+        (BY_TORCHRUN, "raise SystemExit(3)", "exited with code 3"),
+        ((), "os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+    ],
 )
-def test_a_failed_rank_is_named_in_a_line(tmp_path, end, ended):
+def test_a_failed_rank_is_named_in_a_line(tmp_path, way, end, ended):
     (tmp_path / "fails.py").write_text(f"import os\nif os.environ['RANK'] == '1': {end}")
-    done = core_run(tmp_path, "--devices", "2", "fails.py")
+    done = core_run(tmp_path, "--devices", "2", *way, "fails.py")
     assert done.returncode == 1
     assert re.fullmatch(rf"core run: Rank 1 \(pid \d+\) {ended}.*, and the run with it.\n", done.stderr)
 
@@ -84,7 +76,6 @@ def test_other_devices_in_the_script_are_refused_with_its_own_options(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--devices", "two", "train.py"], "or auto; got 'two'"),
         (["--devices", "0", "train.py"], "or auto; got '0'"),
         (["--num-nodes", "2", "--node-rank", "2", "train.py"], "expected at most 1, got 2: nodes count from 0"),
         ([], "Missing argument 'SCRIPT'"),
@@ -94,8 +85,8 @@ def test_other_devices_in_the_script_are_refused_with_its_own_options(tmp_path):
         (["--devices", "2", "-m", "no_such.module"], "there is no module 'no_such' here, nor is one installed"),
     ],
 )
-def test_a_command_line_that_cannot_be_meant(tmp_path, arguments, message):
-    done = core_run(tmp_path, *arguments)
+def test_a_command_line_that_cannot_be_meant(core_cli, arguments, message):
+    done = core_cli("run", *arguments)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
     assert len(done.stderr.splitlines()) <= 6
@@ -116,20 +107,11 @@ load()
 """
 
 
-# Who starts the script, how it is named and when it fails are independent of each other.
-@pytest.mark.parametrize(
-    ("how", "when"),
-    [
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(["bug.py"], "late"), (["-m", "bug"], "early")]),
-        *(
-            pytest.param(*each, marks=pytest.mark.exhaustive)
-            for each in [(["bug.py"], "early"), (["-m", "bug"], "late")]
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "how", "when"), [((), ["bug.py"], "late"), (BY_TORCHRUN, ["-m", "bug"], "early")])
 def test_a_bug_takes_the_lines_that_it_takes_without(tmp_path, way, when, how):
     (tmp_path / "bug.py").write_text(BUG)
-    done = core_run(tmp_path, "--devices", "2", *how, when)
+    done = core_run(tmp_path, "--devices", "2", *way, *how, when)
     lines = done.stderr.splitlines()
     assert [line.strip() for line in lines if "File" not in line and "~" not in line and "^" not in line] == [
         "Traceback (most recent call last):",
@@ -144,7 +126,7 @@ def test_a_bug_takes_the_lines_that_it_takes_without(tmp_path, way, when, how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hook", "shown"), [("", "KeyError: 1"), ("sys.excepthook = print", "")])
-def test_an_error_is_shown_by_the_hook_that_the_script_has_set(tmp_path, way, hook, shown):
+def test_an_error_is_shown_by_the_hook_that_the_script_has_set(tmp_path, hook, shown):
     (tmp_path / "bug.py").write_text(f"import sys\n{hook}\nraise KeyError(1)")
     done = core_run(tmp_path, "--devices", "1", "bug.py")
     *error, last = done.stderr.splitlines()
@@ -153,7 +135,6 @@ def test_an_error_is_shown_by_the_hook_that_the_script_has_set(tmp_path, way, ho
     assert done.stdout.startswith("<class 'KeyError'>" if hook else "")
 
 
-@pytest.mark.usefixtures("way")
 def test_the_script_is_the_main_module(tmp_path):
     (tmp_path / "part.py").write_text("name = 'beside'")
     (tmp_path / "main.py").write_text(
@@ -162,7 +143,8 @@ def test_the_script_is_the_main_module(tmp_path):
         "print(__name__, __file__, part.name, sys.argv, type(pickle.loads(pickle.dumps(Own()))) is Own)\n"
         "atexit.register(lambda: print(sys.modules['__main__'].__file__, Own.__name__))\n"
     )
-    done = core_run(tmp_path, "--devices", "1", "main.py", "--lr=1")
+    command = [sys.executable, "-m", "core.cli.rank_program", "", "main.py", "--lr=1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines() == [
         f"__main__ {tmp_path}/main.py beside ['main.py', '--lr=1'] True",
         f"{tmp_path}/main.py Own",
@@ -170,46 +152,52 @@ def test_the_script_is_the_main_module(tmp_path):
 
 
 WAITS = """
-import os, signal, sys, time
+import os, signal, subprocess, sys, time
 
 def show(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
 def handle(number, frame):
-    time.sleep(0.5)
     show("answered", number)
     sys.exit(0)
 
-for number in (signal.SIGTERM, signal.SIGINT, *([signal.SIGIO] if "deaf" in sys.argv else [])):
-    signal.signal(number, signal.SIG_IGN if sys.argv[1:] in (["ignores"], ["deaf"]) else handle)
+how = sys.argv[1]
+for number in (signal.SIGTERM, signal.SIGINT, *([signal.SIGIO] if how == "deaf" else [])):
+    signal.signal(number, signal.SIG_IGN if how in ("ignores", "deaf") else handle)
+if how == "starts":
+    show("child", subprocess.Popen(["sleep", "600"]).pid)
 show("rank", os.environ["RANK"], os.getpid())
-if sys.argv[1:] == ["fails"] and os.environ["RANK"] == "1":
-    time.sleep(0.5)
-    raise KeyError("labels")
-time.sleep(60)
+while not (how == "fails" and os.environ["RANK"] == "1" and os.path.exists("go")):
+    time.sleep(0.02)
+raise KeyError("labels")
 """
 
 
 class Run:
     """A script in two ranks, which are at work."""
 
-    def __init__(self, folder, *arguments):
+    def __init__(self, folder, how, *options):
         (folder / "waits.py").write_text(WAITS)
-        self.process = programs.start(command("--devices", "2", "waits.py", *arguments), cwd=folder, forks_others=False)
-        while len(found := re.findall(r"rank (\d) (\d+)", self.process.output())) < 2:
-            assert self.process.poll() is None, self.process.errors()
-            time.sleep(0.02)
+        command = [*programs.CORE, "run", "--devices", "2", *options, "waits.py", how]
+        self.process = programs.start(command, cwd=folder, forks_others=False)
+        found = wait_until(lambda: self._found(r"rank (\d) (\d+)"), "two ranks")
         self.pids = {int(rank): int(pid) for rank, pid in found}
+        self.children = [int(pid) for pid in re.findall(r"child (\d+)", self.process.output())]
 
-    def wait_for_ranks(self, timeout_s=10):
-        """Wait for their end. A process that nobody waits for stays behind as a zombie."""
-        deadline = time.monotonic() + timeout_s
-        while any(map(is_at_work, self.pids.values())):
-            assert time.monotonic() < deadline, "a rank is left"
-            time.sleep(0.02)
+    def _found(self, pattern):
+        assert self.process.poll() is None, self.process.errors()
+        found = re.findall(pattern, self.process.output())
+        return found if len(found) == 2 else None
+
+    def ends(self):
+        """Its code, once no process is left."""
+        code = self.process.wait(60 * slowness())
+        wait_until(lambda: not any(map(is_at_work, [*self.pids.values(), *self.children])), "end of all ranks")
+        return code
 
 
 def is_at_work(pid):
+    """A process that nobody waits for stays behind as a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -221,44 +209,32 @@ def waits(tmp_path):
     runs = []
     yield lambda *arguments: runs.append(Run(tmp_path, *arguments)) or runs[-1]
     for run in runs:
-        for pid in (run.process.pid, *run.pids.values()):
-            if is_at_work(pid):
-                os.kill(pid, signal.SIGKILL)
+        for pid in filter(is_at_work, (run.process.pid, *run.pids.values(), *run.children)):
+            os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_handed_on_and_awaited(waits, number):
-    run = waits()
+@pytest.mark.parametrize(("way", "number"), [((), signal.SIGTERM), ((), signal.SIGINT), (BY_TORCHRUN, signal.SIGTERM)])
+def test_a_signal_is_handed_on_and_awaited(waits, way, number):
+    run = waits("answers", *way)
     os.kill(run.process.pid, number)
-    assert run.process.wait(20) == 128 + number
+    assert run.ends() == 128 + number
     assert run.process.output().count(f"answered {number:d}") == 2
     assert "Traceback" not in run.process.errors()
-    run.wait_for_ranks()
 
 
 def test_a_rank_runs_without_an_output(tmp_path):
     (tmp_path / "writes.py").write_text("print('lost')\nopen('done', 'w').close()")
     words = [sys.executable, "-m", "core.cli.rank_program", "", "writes.py"]
-    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], cwd=tmp_path, timeout=60)
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], cwd=tmp_path)
     assert done.returncode == 0
     assert (tmp_path / "done").exists()
 
 
-@pytest.mark.usefixtures("way")
-def test_a_signal_reaches_the_processes_of_a_rank(tmp_path):
-    (tmp_path / "starts.py").write_text(
-        "import os, subprocess, time\nchild = subprocess.Popen(['sleep', '60'])\n"
-        "os.write(1, b'%d\\n' % child.pid)\n"  # at once, since the other rank writes too
-        "time.sleep(60)"
-    )
-    process = programs.start(command("--devices", "2", "starts.py"), cwd=tmp_path, forks_others=False)
-    while len(children := [int(pid) for pid in process.output().split()]) < 2:
-        assert process.poll() is None, process.errors()
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(20) == 143
-    assert not any(map(is_at_work, children))
+def test_a_signal_reaches_the_processes_of_a_rank(waits):
+    run = waits("starts")
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert len(run.children) == 2
+    assert run.ends() == 143
 
 
 def test_a_second_signal_ends_ranks_that_answer_none(waits):
@@ -267,35 +243,32 @@ def test_a_second_signal_ends_ranks_that_answer_none(waits):
     with pytest.raises(subprocess.TimeoutExpired):
         run.process.wait(1)
     os.kill(run.process.pid, signal.SIGINT)
-    assert run.process.wait(20) == 130
-    assert not any(map(is_at_work, run.pids.values()))
+    assert run.ends() == 130
 
 
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("arguments", [(), ("ignores",)])
-def test_no_rank_outlives_a_main_process_that_is_killed(waits, arguments):
-    run = waits(*arguments)
+@pytest.mark.parametrize("way", [(), BY_TORCHRUN])
+def test_no_rank_outlives_a_main_process_that_is_killed(waits, way):
+    run = waits("ignores", *way)
     os.kill(run.process.pid, signal.SIGKILL)
-    run.wait_for_ranks()
+    run.ends()
 
 
-@pytest.mark.usefixtures("way")
-def test_a_rank_that_fails_ends_the_others_and_its_error_comes_last(waits):
+def test_a_rank_that_fails_ends_the_others_and_its_error_comes_last(waits, tmp_path):
     run = waits("fails")
-    assert run.process.wait(20) == 1
-    run.wait_for_ranks()
+    (tmp_path / "go").touch()
+    assert run.ends() == 1
     assert run.process.output().count("answered 15") == 1
     *_, error, line = run.process.errors().splitlines()
     assert error == "KeyError: 'labels'"
     assert re.fullmatch(rf"core run: Rank 1 \(pid {run.pids[1]}\) exited with code 1, and the run with it.", line)
 
 
+@pytest.mark.slow
 def test_a_rank_that_goes_on_all_the_same_is_ended(waits):
     run = waits("deaf")
     os.kill(run.pids[0], signal.SIGKILL)
-    assert run.process.wait(20) == 1
+    assert run.ends() == 1
     assert "Rank 0" in run.process.errors()
-    run.wait_for_ranks()
 
 
 SHOWS = """
@@ -319,27 +292,27 @@ OF_A_RUN = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TO
 
 def test_ranks_cannot_tell_who_has_started_them(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    ours, torchruns = variables(tmp_path), variables(tmp_path, "--max-restarts", "0")
+    ours, torchruns = variables(tmp_path), variables(tmp_path, *BY_TORCHRUN)
     assert [each.keys() for each in ours] == [each.keys() for each in torchruns]
+    assert {each["TORCHELASTIC_USE_AGENT_STORE"] for each in ours} == {"False"}
     for each in (*ours, *torchruns):
         assert all(each.pop(name) for name in OF_A_RUN)
     assert ours == torchruns
 
 
 @pytest.mark.parametrize(
-    ("options", "variable", "by_torchrun"),
+    ("devices", "num_nodes", "restarts", "variable", "by_torchrun"),
     [
-        ([], None, False),
-        (["--nnodes", "1"], None, False),
-        ([], "PET_LOG_DIR", True),
-        (["--max-restarts", "0"], None, True),
+        ("2", 1, None, "PATH", False),
+        ("2", 1, None, "PET_LOG_DIR", True),
+        ("2", 1, 0, "PATH", True),
+        ("2", 2, None, "PATH", True),
+        ("auto", 1, None, "PATH", True),
     ],
 )
-def test_torchrun_is_used_where_it_is_asked_for(tmp_path, monkeypatch, options, variable, by_torchrun):
-    if variable:
-        monkeypatch.setenv(variable, str(tmp_path))
-    ranks = variables(tmp_path, *options)
-    assert {each["TORCHELASTIC_USE_AGENT_STORE"] for each in ranks} == {str(by_torchrun)}
+def test_torchrun_is_used_where_it_is_asked_for(monkeypatch, devices, num_nodes, restarts, variable, by_torchrun):
+    monkeypatch.setattr(os, "environ", {variable: "/"})
+    assert bool(_torchrun(devices, num_nodes, 0, "127.0.0.1", 29400, restarts)) == by_torchrun
 
 
 def test_a_failed_run_begins_again_where_that_is_asked_for(tmp_path):
@@ -351,17 +324,15 @@ def test_a_failed_run_begins_again_where_that_is_asked_for(tmp_path):
     assert "core run:" not in done.stderr
 
 
-@pytest.mark.usefixtures("way")
-def test_a_prelude_is_called_in_each_rank(tmp_path, monkeypatch):
-    (tmp_path / "acme_prelude.py").write_text("import os\ndef begin(): print('begun', os.environ['RANK'])")
-    (metadata := tmp_path / "core_acme-1.0.dist-info").mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: core-acme\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[core.preludes]\nacme = acme_prelude:begin\n")
+@pytest.mark.parametrize("options", [["--with", "acme"], ["--acme"]])
+def test_a_prelude_is_called_in_each_rank(tmp_path, monkeypatch, options):
+    begin = "import os\ndef begin(): print('begun', os.environ['RANK'])"
+    entry_points = "[core.preludes]\nacme = acme_prelude:begin\n"
+    make_distribution(tmp_path, "core-acme", entry_points_text=entry_points, modules={"acme_prelude": begin})
     (tmp_path / "train.py").write_text("print('trained')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    for options in (["--with", "acme"], ["--acme"]):
-        done = core_run(tmp_path, "--devices", "2", *options, "train.py")
-        assert sorted(done.stdout.splitlines()) == ["begun 0", "begun 1", "trained", "trained"], done.stderr
+    done = core_run(tmp_path, "--devices", "2", *options, "train.py")
+    assert sorted(done.stdout.splitlines()) == ["begun 0", "begun 1", "trained", "trained"], done.stderr
 
 
 def test_the_process_that_waits_for_ranks_imports_no_torch(tmp_path):
@@ -370,5 +341,5 @@ def test_the_process_that_waits_for_ranks_imports_no_torch(tmp_path):
         "import atexit, sys\nfrom core.cli import main\nsys.argv = ['core', 'run', '--devices', '2', 'train.py']\n"
         "atexit.register(lambda: print('torch' in sys.modules, 'core.launch.stop_others' in sys.modules))\nmain()"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "False True\n"), done.stderr

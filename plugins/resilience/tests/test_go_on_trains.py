@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from core_testing import programs
+from core_testing.waiting import slowness
 
 PROGRAM = Path(__file__).with_name("lost_ranks_program.py")
 NUM_STEPS = "16"
@@ -25,7 +26,7 @@ def start(folder, strategy, size, plan, *options, **variables):
 def train(folder, strategy, size, plan, *options, **variables):
     folder.mkdir(exist_ok=True)
     program = start(folder, strategy, size, plan, *options, **variables)
-    _, errors = program.communicate(timeout=150)
+    _, errors = program.communicate(timeout=150 * slowness())
     assert program.returncode == 0, errors
     return torch.load(folder / "weights.pt"), errors
 
@@ -91,7 +92,7 @@ def test_a_batch_that_does_not_fit_is_cut(tmp_path, undisturbed, strategy):
 
 def test_a_batch_whose_statistics_count_is_not_cut(tmp_path):
     program = start(tmp_path, "auto", 1, [], FAULT="memory", MOST_SAMPLES="2", NORM="1")
-    _, errors = program.communicate(timeout=100)
+    _, errors = program.communicate(timeout=100 * slowness())
     assert program.returncode == 1
     assert (
         "A step ran out of memory, and its batch can't be cut: BatchNorm1d computes statistics of the whole batch, "
@@ -99,16 +100,18 @@ def test_a_batch_whose_statistics_count_is_not_cut(tmp_path):
     ) in errors
 
 
+@pytest.mark.slow
 def test_a_sample_that_does_not_fit_ends_the_run(tmp_path):
     program = start(tmp_path, "auto", 1, [], FAULT="memory", MOST_SAMPLES="0")
-    _, errors = program.communicate(timeout=100)
+    _, errors = program.communicate(timeout=100 * slowness())
     assert program.returncode == 1
     assert "a step with 1 sample of each rank ran out of memory, and there is nothing left to cut" in errors
 
 
+@pytest.mark.slow
 def test_the_state_is_on_the_disk_when_it_gives_up(tmp_path, undisturbed):
     program = start(tmp_path, "ddp", 2, [fault("forward", 5, 0)], "--max-losses", "0")
-    _, errors = program.communicate(timeout=100)
+    _, errors = program.communicate(timeout=100 * slowness())
     assert program.returncode == 1
     assert "core go-on: The newest state in memory is in .core-go-on/" in errors
     for kept in tmp_path.glob("core-*"):

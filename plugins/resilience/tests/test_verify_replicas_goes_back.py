@@ -14,7 +14,7 @@ from support.tiny import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:VerifyReplicas")
 BACKENDS = {
-    "ddp": Backend(lambda: "ddp", num_processes=2),
+    "ddp": Backend(lambda: "ddp", num_processes=2, in_process=True),
     "parallel": Backend(lambda: MeshParallelStrategy(data=2, shard=2), num_processes=4),
 }
 
@@ -74,7 +74,7 @@ def damaged_and_not(rank, folder, every):
     ("strategy", "every", "begins"),
     [
         ("ddp", 1, 6),  # the last ones are those after steps 7 and 8
-        pytest.param("ddp", 4, 4, marks=pytest.mark.slow),  # that after step 8 is too new
+        ("ddp", 4, 4),  # that after step 8 is too new
         pytest.param("parallel", 1, 6, marks=pytest.mark.slow),
     ],
 )

@@ -18,12 +18,6 @@ from core.strategies.rendezvous import timeout
 from core_testing import programs
 
 
-@pytest.mark.slow  # the next one says the same of a group that was started twice
-def test_torchrun_starts_the_script(run, script, torchrun):
-    lines = run(*torchrun, "--standalone", "--nproc-per-node", 2, script, 2, 1)
-    assert lines == [f"TorchElasticEnvironment rank {rank} of 2 node 0 local {rank} restart 0 sum 3" for rank in (0, 1)]
-
-
 @pytest.mark.slow
 def test_a_restarted_group_finds_itself(run, script, torchrun):
     """The agent's store outlives the group that died, and so do the addresses in it."""

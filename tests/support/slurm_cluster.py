@@ -5,10 +5,11 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+
+from core_testing.waiting import wait_until
 
 # Both nodes are this machine; no control groups, no accounting.
 SLURM_CONF = """
@@ -67,7 +68,7 @@ def start_munge(folder, stack):
     files = {"key-file": key, "socket": "munge.socket", "pid-file": "munge.pid", "log-file": "munge.log"}
     options = [f"--{option}={folder / name}" for option, name in files.items()] + [f"--seed-file={folder}/munge.seed"]
     start_daemon(stack, "munged", "--foreground", "--force", *options)
-    await_(lambda: (folder / "munge.socket").exists(), "munged")
+    wait_until(lambda: (folder / "munge.socket").exists(), "munged")
 
 
 def start_slurm(folder, stack):
@@ -82,7 +83,7 @@ def start_slurm(folder, stack):
     for node in ("n1", "n2"):
         start_daemon(stack, "slurmd", "-D", "-f", configuration, "-N", node)
     count_idle = ["sinfo", "--noheader", "--states=idle", "--format=%D"]
-    await_(
+    wait_until(
         lambda: (
             subprocess.run(count_idle, env=os.environ | variables, capture_output=True, text=True).stdout.strip() == "2"
         ),
@@ -97,14 +98,6 @@ def start_daemon(stack, *command):
     )
     stack.callback(process.wait)
     stack.callback(process.terminate)
-
-
-def await_(condition, what, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"{what} did not appear within {timeout_s} s")
-        time.sleep(0.2)
 
 
 def free_port():

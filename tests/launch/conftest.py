@@ -6,13 +6,13 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from core_testing import programs, spare
+from core_testing.waiting import slowness, wait_until
 
 # A line that torch 2.9 writes to stdout for each group of gloo; of two ranks in pieces.
 _GLOO = re.compile(
@@ -94,25 +94,22 @@ class Program:
 
     def await_line(self, text):
         """Read stdout until a line contains `text`, and return it."""
-        while True:
+
+        def read():
             is_over = self.process.poll() is not None and not self._living()
             for line in self.process.output().splitlines(keepends=True)[self._num_read :]:
                 if line.endswith("\n"):
                     self._num_read += 1
                     if text in line:
                         return line
-            if is_over:
-                pytest.fail(f"{text!r} never came; {self.process.output()}\n{self.process.errors()}")
-            time.sleep(0.02)
+            assert not is_over, f"{text!r} never came; {self.process.output()}\n{self.process.errors()}"
+
+        return wait_until(read, f"line with {text!r}")
 
     def finish(self, timeout_s=60):
         """Wait for the end, and for all that it started."""
-        deadline = time.monotonic() + timeout_s
-        self.code = self.process.wait(timeout_s)
-        while self._living():
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(self.process.args, timeout_s)
-            time.sleep(0.02)
+        self.code = self.process.wait(timeout_s * slowness())
+        wait_until(lambda: not self._living(), "end of all processes", timeout_s=timeout_s)
         self.output, self.errors = _GLOO.sub("", self.process.output()), self.process.errors()
         return self
 
@@ -120,12 +117,11 @@ class Program:
         """Send a signal to the main process alone."""
         os.kill(self.process.pid, number)
 
-    def survivors(self, timeout_s=20):
+    def survivors(self):
         """Processes of this program that still exist after a while."""
-        deadline = time.monotonic() + timeout_s
-        while (found := self._living()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return found
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not self._living(), "end of all processes", timeout_s=20)
+        return self._living()
 
     def workers(self):
         """The other processes of this program."""

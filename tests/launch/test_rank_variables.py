@@ -27,7 +27,6 @@ if __name__ == "__main__":
     ("launcher", "outside"),
     [
         ("SubprocessScriptLauncher()", ["outside 0 0 2 2 0", "outside 1 1 2 2 0"]),
-        ("MultiprocessingLauncher('spawn')", ["outside None None None None None"]),
         ("MultiprocessingLauncher('fork')", ["outside None None None None None"]),
     ],
 )

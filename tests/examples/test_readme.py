@@ -70,6 +70,12 @@ class Block:
         imports_core = re.search(r"^\s*(from|import) core(?!_testing)", self.text, re.MULTILINE) is not None
         return imports_core or self.output is not None
 
+    @property
+    def needs_devices(self) -> bool:
+        """GPUs, or those of which core-hpu's and core-ipu's own tests simulate some."""
+        is_on_gpus = '"cuda"' in self.text and torch.cuda.device_count() < 2
+        return is_on_gpus or re.search('accelerator="[hi]pu"', self.text) is not None
+
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
@@ -89,6 +95,13 @@ BLOCKS = [
 ]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 PROGRAMS = [block for block in PYTHON if block.is_program]
+LACKING = {
+    block: name
+    for block in PROGRAMS
+    for word, name in (LIBRARIES | EXTRAS).items()
+    if word in block.text and not find_spec(name)
+}
+RUN_HERE = [block for block in PROGRAMS if block not in LACKING and not block.needs_devices]
 COMMANDS = [block for block in BLOCKS if block.language == "console" and block.text.startswith("$ core ")]
 
 
@@ -111,23 +124,22 @@ def test_there_are_blocks_to_look_at():
 
 
 @pytest.mark.numbers
-@pytest.mark.parametrize("block", PROGRAMS, ids=str)
+@pytest.mark.parametrize("block", RUN_HERE, ids=str)
 def test_a_program_runs_and_prints_what_stands_below_it(block, tmp_path):
-    if '"cuda"' in block.text and torch.cuda.device_count() < 2:
-        pytest.skip("needs GPUs")
-    if alias := next((alias for alias in ("hpu", "ipu") if f'accelerator="{alias}"' in block.text), None):
-        pytest.skip(f"needs devices: core-{alias}'s own tests run it on simulated ones")
     program = tmp_path / "program.py"
     program.write_text(block.text, encoding="utf-8")
-    needed = [name for word, name in LIBRARIES.items() if word in block.text]
-    if missing := [name for name in needed if not find_spec(name)]:
-        pytest.skip(f"needs {missing[0]}, which a tox environment of its own has")
-    if missing := [name for word, name in EXTRAS.items() if word in block.text and not find_spec(name)]:
-        pytest.skip(f"needs {missing[0]}, which the page says how to install")
-    strict = () if needed else ("-W", "error")  # to import them warns of what torch deprecates
+    strict = (
+        () if any(word in block.text for word in LIBRARIES) else ("-W", "error")
+    )  # to import them warns of what torch deprecates
     output = run([sys.executable, *strict, program], tmp_path)
     if block.output is not None:
         assert comparable(output) == comparable(block.output)
+
+
+def test_programs_of_libraries_that_are_not_here():
+    """A tox environment of its own has most of them; the pages say how to install the others."""
+    if LACKING:
+        pytest.skip(f"need {', '.join(sorted({*LACKING.values()}))}: {', '.join(map(str, LACKING))}")
 
 
 @pytest.mark.parametrize("block", [block for block in PYTHON if not block.is_program], ids=str)

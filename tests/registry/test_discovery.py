@@ -1,6 +1,5 @@
 """One damaged, dead or hidden distribution does nothing to the others, but for a row that tells."""
 
-import gc
 import os
 import shutil
 import sys
@@ -71,35 +70,6 @@ def test_a_distribution_that_offers_nothing_is_no_provider(site):
     assert scan().problems == ()
 
 
-def test_others_cost_the_pass_no_call_of_core(site):
-    def count_calls():
-        calls = 0
-
-        def count(frame, event, _):
-            nonlocal calls
-            calls += event == "call" and frame.f_globals.get("__name__", "").startswith("core.")
-
-        gc.collect()  # what other tests have left must not be let go of while calls are counted
-        sys.setprofile(count)
-        scan()
-        sys.setprofile(None)
-        return calls
-
-    make_distribution(site, "core-good", entry_points_text=GOOD)
-    scan()
-    alone = count_calls()
-    for number in range(20):
-        text = "[console_scripts]\n# a comment\n\nother = core.other:x\n"
-        make_distribution(site, f"other-{number}", entry_points_text=text)
-        make_distribution(site, f"plain-{number}")
-    legacy = site / "older.egg-info"
-    legacy.mkdir()
-    (legacy / "PKG-INFO").write_text("Name: older\nVersion: 0.3\n")
-    (site / "oldest.egg-info").write_text("Name: oldest\nVersion: 0.1\n")
-    assert count_calls() == alone
-    assert names(scan()) == ["core-good"]
-
-
 def test_damaged_entry_points_of_another_distribution_are_told(site):
     """torch can't be imported while there are any."""
     make_distribution(site, "numerics", folder="~umerics-1.0.dist-info")
@@ -120,8 +90,6 @@ def test_the_pass_is_cached_until_it_is_refreshed(site):
     ("text", "number", "line"),
     [
         ("[core.loggers]\none = core_bad:One\nthis is no line\ntwo = core_bad:Two\n", 3, "this is no line"),
-        ("orphan = a:b\n[core.loggers]\n", 1, "orphan = a:b"),
-        ("[core.loggers\ngood = a:b\n", 1, "[core.loggers"),
         ("[ x ]\n\n= value\n", 3, "= value"),
         (GOOD + "x" * 10_000 + "\n" + "junk\n" * 100, 3, "x" * 99),
     ],
@@ -173,11 +141,6 @@ def test_what_pip_left_of_an_interrupted_uninstall(site):
     found = scan()
     assert [(provider.name, provider.version) for provider in found.providers] == [("core-good", "2.0")]
     assert "no package has the folder '~ore_good-1.0.dist-info'" in problem(found, "~ore-good").detail
-
-
-def test_a_leftover_is_no_provider_when_it_is_alone(site):
-    make_distribution(site, "core-good", "1.0", GOOD, folder="~ore_good-1.0.dist-info")
-    assert scan().providers == ()
 
 
 def test_the_first_copy_on_the_path_hides_the_others(site, tmp_path):
@@ -283,13 +246,6 @@ def test_a_distribution_in_a_zip_archive(site, tmp_path):
     found = scan()
     assert names(found) == ["core-zipped"]
     assert found.problems == ()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read(site):
-    folder = make_distribution(site, "core-secret", entry_points_text=GOOD)
-    (folder / "entry_points.txt").chmod(0)
-    assert "PermissionError" in problem(scan(), "core-secret").detail
 
 
 @pytest.mark.parametrize("file", ["entry_points.txt", "METADATA"])

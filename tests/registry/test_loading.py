@@ -63,14 +63,6 @@ def test_a_factory(acme):
     assert isinstance(loggers.create("acme"), Logger)
 
 
-def test_nothing_is_imported_to_know_what_there_is(acme):
-    loggers = acme()
-    assert "acme" in loggers
-    assert loggers.names()
-    assert loggers.offers()
-    assert "core_acme" not in sys.modules
-
-
 @pytest.mark.parametrize(
     ("source", "cause"),
     [
@@ -200,11 +192,6 @@ def test_a_well_known_class_says_what_to_install(registry):
         "The strategy class DDPStrategy comes with core-ddp. core-ddp is not installed: `pip install core-ddp` "
         "(from this project's wheels or checkout, not from an index: README, Install)."
     )
-
-
-def test_a_class_of_ours_that_is_not_installed_names_its_distribution(registry):
-    with pytest.raises(ImportError, match="pip install core-ddp"):
-        registry("strategy").class_named("DDPStrategy")
 
 
 @pytest.mark.parametrize("name", ["submodule", "_private", "__wrapped__"])

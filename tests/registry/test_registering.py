@@ -1,6 +1,5 @@
 """Plugins that a process registers: beside what is installed, never in its place."""
 
-import functools
 
 import pytest
 
@@ -49,14 +48,6 @@ def test_as_a_decorator(registry):
     assert Local is loggers.get("local")
     assert loggers.spec("local").summary == "of this function"
     assert loggers.spec("local").target.endswith("test_as_a_decorator.<locals>.Local")
-
-
-def test_a_factory(registry):
-    loggers = registry()
-    loggers.register("lambda", lambda: Mine())
-    loggers.register("partial", functools.partial(Mine))
-    assert isinstance(loggers.create("lambda"), Mine)
-    assert loggers.spec("partial").target == f"{Mine.__module__}:Mine"
 
 
 def test_one_that_raises_is_mended_in_the_program(registry):

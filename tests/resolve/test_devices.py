@@ -18,22 +18,16 @@ def devices_of(devices):
 @pytest.mark.parametrize(
     ("devices", "indices"),
     [
-        (4, [0, 1, 2, 3]),
         (1, [0]),
         ("4", [0, 1, 2, 3]),
         (" 2 ", [0, 1]),
         (np.int64(2), [0, 1]),
         (-1, [0, 1, 2, 3]),
-        ("-1", [0, 1, 2, 3]),
         ("auto", [0, 1, 2]),  # this accelerator's own default
-        ("AUTO", [0, 1, 2]),
         ([1, 3], [1, 3]),
-        ((3, 1), [3, 1]),
         (range(2), [0, 1]),
-        ("1,3", [1, 3]),
         ("1, 3", [1, 3]),
         ("2,", [2]),
-        ([0], [0]),
         ([3], [3]),
     ],
 )
@@ -64,37 +58,23 @@ def test_of_many_devices_the_first_and_the_last_are_shown():
     ("devices", "problem", "cure"),
     [
         (0, "it asks for no device at all", "write accelerator='cpu', devices=1"),
-        ("0", "it asks for no device at all", "write accelerator='cpu', devices=1"),
         (-2, "only -1 means something", "-1 for all"),
-        ("-2", "only -1 means something", "-1 for all"),
         ("", "it is empty", "'auto'"),
-        ("  ", "it is empty", "'auto'"),
         ("a", "'a' is not a whole number", "'1,3'"),
-        ("1.5", "'1.5' is not a whole number", "'1,3'"),
         ("²", "'²' is not a whole number", "'1,3'"),
-        ("0,a", "'a' is not a whole number", "'1,3'"),
         ("0,,1", "an index between two commas is missing", "'1,3'"),
-        (",", "an index between two commas is missing", "'1,3'"),
-        ("0-3", "ranges are not understood", "devices='0,1,2,3'"),
         ("0-1,3", "ranges are not understood", "devices='0,1'"),
         ("3-0", "ranges are not understood", "devices='3,0'"),
-        (1.5, "a number of devices is whole, and this is a float", "[1, 3]"),
         (2.0, "a number of devices is whole, and this is a float", "Write devices=2."),
         (float("nan"), "a number of devices is whole", "[1, 3]"),
         (True, "a truth value is no number", "Write devices=1."),
-        (False, "a truth value is no number", "Write devices='auto'."),
         (None, "None says neither how many nor which", "write devices='auto'"),
         ([], "it names no device", "devices='auto'"),
         ([0, 0], "device 0 is named twice", "Name each device once"),
-        ("1,1", "device 1 is named twice", "Name each device once"),
         ([-1], "-1 is not the index of a device", "write devices=-1, without a list"),
         ([0, -1], "-1 is not the index of a device", "Indices begin at 0"),
-        (["0"], "'0' is not the index of a device", "[1, 3]"),
         ([True], "True is not the index of a device", "[1, 3]"),
-        ([1.0], "1.0 is not the index of a device", "[1, 3]"),
         ({0, 1}, "a set is none of these", "[1, 3]"),
-        ({"gpu": 2}, "a dict is none of these", "[1, 3]"),
-        (b"1", "a bytes is none of these", "[1, 3]"),
     ],
 )
 def test_malformed(devices, problem, cure):
@@ -106,7 +86,7 @@ def test_malformed(devices, problem, cure):
     assert cure in message
 
 
-@pytest.mark.parametrize("devices", [5, "5", [4], "0,4"])
+@pytest.mark.parametrize("devices", [5, "0,4"])
 def test_too_many(devices):
     with pytest.raises(DeviceError, match=r"device 4, but there are 4 here. Ask for at most 4"):
         devices_of(devices)
@@ -121,14 +101,7 @@ def test_names_of_devices_in_a_strategy():
         ManyDevices(parallel_devices=["gpu"])
 
 
-@pytest.mark.parametrize("num_nodes", [0, -1, 1.0, True, None, "two", "2"])
+@pytest.mark.parametrize("num_nodes", [0, 1.0, True, "2"])
 def test_malformed_num_nodes(num_nodes):
     with pytest.raises(ConfigurationError, match=r"^num_nodes=.*expected a whole number of machines from 1"):
         resolve(accelerator="cpu", num_nodes=num_nodes)
-
-
-def test_the_decision_names_the_indices_and_the_argument():
-    resolution = resolve(accelerator=FourDevices(), strategy=ManyDevices(), devices="1,3")
-    decision = next(decision for decision in resolution.decisions if decision.subject == "devices")
-    assert decision.choice == "2 (indices 1, 3)"
-    assert decision.reason == "devices='1,3' was asked for"

@@ -194,7 +194,3 @@ def test_rank_0_logs_one_line(caplog):
     assert lines == [resolution.summary]
     for part in ("accelerator cpu", "devices 1 (index 0)", "nodes 1", "precision 32-true", "launcher in_place"):
         assert part in lines[0]
-
-
-def test_no_decision_lacks_a_reason():
-    assert all(decision.reason and decision.choice for decision in resolve(accelerator="cpu").decisions)

@@ -56,28 +56,21 @@ def averaged(copies, **options):
 
 
 @pytest.mark.parametrize(
-    ("options", "used"),
+    ("options", "accumulated", "used"),
     [
-        ({"decay": 0.5}, slice(None)),
-        ({"decay": 0.5, "every_n_steps": 3}, slice(2, None, 3)),
-        ({"decay": 0.9, "start_step": 5}, slice(4, None)),
-        ({"decay": 0.5, "device": "cpu"}, slice(None)),
+        ({"decay": 0.5}, 1, slice(None)),
+        ({"decay": 0.5}, 2, slice(1, None, 2)),
+        ({"decay": 0.5, "every_n_steps": 3}, 1, slice(2, None, 3)),
+        ({"decay": 0.9, "start_step": 5, "device": "cpu"}, 1, slice(4, None)),
     ],
 )
-def test_the_module_ends_with_torchs_own_average(tmp_path, options, used):
+def test_the_module_ends_with_torchs_own_average(tmp_path, options, accumulated, used):
     module = Tiny()
-    fit(tmp_path, EMA(**options), module)
-    copies = weights_after_each_step(tmp_path, Tiny())
+    fit(tmp_path, EMA(**options), module, accumulate_grad_batches=accumulated)
+    copies = weights_after_each_step(tmp_path, Tiny(), accumulate_grad_batches=accumulated)
     expected = averaged(copies[used], multi_avg_fn=get_ema_multi_avg_fn(options["decay"]))
     assert torch.equal(module.layer.weight, expected.weight)
     assert not torch.equal(module.layer.weight, copies[-1]["layer.weight"])
-
-
-def test_accumulation_makes_one_update_a_step(tmp_path):
-    module = Tiny()
-    fit(tmp_path, EMA(0.5), module, accumulate_grad_batches=2)
-    copies = weights_after_each_step(tmp_path, Tiny(), accumulate_grad_batches=2)
-    assert torch.equal(module.layer.weight, averaged(copies[1::2], multi_avg_fn=get_ema_multi_avg_fn(0.5)).weight)
 
 
 @pytest.mark.parametrize("lends", [True, False])
@@ -108,14 +101,6 @@ def test_buffers(tmp_path, use_buffers):
     assert torch.equal(module.norm.running_mean, newest) is not use_buffers
 
 
-def test_a_run_that_is_resumed_ends_with_the_same_average(tmp_path):
-    whole, resumed = Tiny(), Tiny()
-    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", every_n_train_steps=5, save_top_k=-1)
-    fit(tmp_path, EMA(0.9), whole, checkpoint)
-    fit(tmp_path, EMA(0.9), resumed, ModelCheckpoint(tmp_path / "d"), ckpt_path=str(tmp_path / "c/step=5.ckpt"))
-    assert torch.equal(whole.layer.weight, resumed.layer.weight)
-
-
 def test_a_callback_that_is_called_earlier_saves_the_average_of_the_newest_step(tmp_path):
     class Saving(Callback):
         def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
@@ -128,8 +113,13 @@ def test_a_callback_that_is_called_earlier_saves_the_average_of_the_newest_step(
     assert torch.equal(whole.layer.weight, resumed.layer.weight)
 
 
-@pytest.mark.parametrize("make", [lambda: EMA(0.9), lambda: StochasticWeightAveraging(0.05, swa_epoch_start=1)])
-@pytest.mark.parametrize("stop", [{"max_epochs": 2}, {"max_steps": 6}])
+@pytest.mark.parametrize(
+    ("make", "stop"),
+    [
+        (lambda: EMA(0.9), {"max_epochs": 2}),
+        (lambda: StochasticWeightAveraging(0.05, swa_epoch_start=1), {"max_steps": 6}),
+    ],
+)
 def test_a_run_goes_on_from_what_was_saved_after_fit(tmp_path, make, stop):
     whole, begun, resumed = Normalized(), Normalized(), Normalized()
     fit(tmp_path, make(), whole, max_epochs=4)
@@ -326,21 +316,6 @@ def test_along_a_cosine_and_for_each_group(tmp_path):
     swa = StochasticWeightAveraging([0.4, 0.8], 3, annealing_epochs=1)
     rates = rates_by_epoch(tmp_path, swa)
     assert rates[-1] == pytest.approx([0.4, 0.8])
-
-
-def test_swa_goes_on_when_a_run_is_resumed(tmp_path):
-    whole, resumed = Tiny(), Tiny()
-    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", every_n_train_steps=7, save_top_k=-1)
-    fit(tmp_path, StochasticWeightAveraging(0.3, 1, annealing_epochs=3), whole, checkpoint, max_epochs=4)
-    fit(
-        tmp_path,
-        StochasticWeightAveraging(0.3, 1, annealing_epochs=3),
-        resumed,
-        ModelCheckpoint(tmp_path / "d"),
-        max_epochs=4,
-        ckpt_path=str(tmp_path / "c/step=7.ckpt"),
-    )
-    assert torch.equal(whole.layer.weight, resumed.layer.weight)
 
 
 def test_statistics_of_batch_norm_fit_the_average(tmp_path):

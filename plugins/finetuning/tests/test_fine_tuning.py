@@ -96,8 +96,7 @@ def test_its_rate(tmp_path, options, own, capsys):
     assert f"learning rate: 0.05, backbone: {round(own[0], 3)}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("scheduler", [lambda_lr, one_cycle])
-@pytest.mark.parametrize("train_bn", [True, False])
+@pytest.mark.parametrize(("scheduler", "train_bn"), [(lambda_lr, True), (one_cycle, False)])
 def test_a_run_goes_on_from_anywhere(tmp_path, scheduler, train_bn):
     whole = Net(scheduler)
     weights = fit(tmp_path, whole, BackboneFinetuning(2, train_bn=train_bn), Save(tmp_path))

@@ -1,14 +1,12 @@
 """The table of actions; and what holds for all of these profilers."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from core import ConfigurationError
 from core.profilers import SimpleProfiler
-from core_testing import programs
-from support import profiled
+from core_testing import in_one_process
 from support.profiled import Listener, Net, Trouble, loader, make_trainer
 
 # The same module serves fits with validation and without.
@@ -98,27 +96,13 @@ def test_an_action_that_never_began(name):
         getattr(core.profilers, name)().stop("x")
 
 
-TWO_RANKS = """
-import sys
-from support.profiled import Net, loader, make_trainer
-
-if __name__ == "__main__":
-    trainer = make_trainer(sys.argv[3], sys.argv[2], devices=2, strategy=sys.argv[1], logger=True)
+def profile_on_ranks(folder):
+    trainer = make_trainer(folder, "simple", devices=2, strategy="ddp", logger=True)
     trainer.fit(Net(), loader(16))
-"""
+    return Path(trainer.log_dir)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "profiler"), [("ddp", "simple"), ("ddp_spawn", "pytorch"), ("ddp_fork", "advanced")]
-)
-def test_each_rank_writes_and_one_prints(tmp_path, strategy, profiler):
-    program = tmp_path / "program.py"
-    program.write_text(f"import sys\nsys.path.append({str(Path(profiled.__file__).parents[1])!r})\n{TWO_RANKS}")
-    done = programs.run([sys.executable, program, strategy, profiler, tmp_path], timeout=120)
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "core_logs" / "version_0"
-    reports = {path.name for path in folder.glob("fit-profile*.txt")}
-    assert reports == {"fit-profile.txt", "fit-profile-rank1.txt"}
-    assert done.stdout.count("Written to ") == 1
-    traces = {path.name for path in folder.glob("*.json")} - {"run.json"}
-    assert len(traces) == (2 if profiler == "pytorch" else 0)
+def test_each_rank_writes_and_one_prints(tmp_path, capsys):
+    folder, _ = in_one_process(profile_on_ranks, tmp_path)
+    assert {path.name for path in folder.glob("fit-profile*.txt")} == {"fit-profile.txt", "fit-profile-rank1.txt"}
+    assert capsys.readouterr().out.count("Written to ") == 1

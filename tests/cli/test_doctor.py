@@ -186,24 +186,6 @@ def test_a_distribution_that_has_overwritten_this_core(tmp_path, is_removed):
     assert f"{tmp_path}/core/__init__.py is not core-training's: {expected}" in last
 
 
-@pytest.mark.parametrize(
-    ("file", "statement"),
-    [
-        ("core/__init__.py", "from core import Trainer"),
-        ("core/__init__.py", "from core.strategies import SingleDeviceStrategy"),
-        ("core.py", "from core.callbacks import Callback"),
-    ],
-)
-def test_the_page_on_plugins_has_the_errors_of_another_core(tmp_path, file, statement):
-    """Python's own: none of our code runs where another `core` comes first."""
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).touch()
-    done = subprocess.run([sys.executable, "-c", statement], cwd=tmp_path, capture_output=True, text=True)
-    last = done.stderr.splitlines()[-1].replace(str(tmp_path), "/home/ada")
-    page = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
-    assert f"\n{last}\n" in page
-
-
 @pytest.mark.parametrize("brought_by", ["another", "what brought it"])
 def test_the_command_where_another_core_comes_first(tmp_path, brought_by):
     """It begins outside the package that is hidden."""

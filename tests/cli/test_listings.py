@@ -135,7 +135,7 @@ def test_check_as_text(core_cli):
     assert re.search(r"^single_device\s+SingleDeviceStrategy .* ok +\d+\.\d\d s$", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("columns", [30, 80, 120])
+@pytest.mark.parametrize("columns", [30, 120])
 @pytest.mark.parametrize(
     "arguments", [["list-strategies", "--all"], ["list-plugins", "--all"]], ids=lambda words: words[0]
 )

@@ -1,10 +1,8 @@
 """torchrun's agents come and go, each in the place of a node; the run stays the same run."""
 
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from datetime import timedelta
 from pathlib import Path
 
@@ -129,38 +127,6 @@ def test_ranks_come_and_go_and_the_run_stays_the_same(nodes):
     # Alone, and then as two again, it went on from what was saved.
     assert any(line.endswith("of 1") and int(line.split()[1]) >= 2 for line in begun)
     assert any(line.endswith("of 2") and int(line.split()[1]) >= 6 for line in begun)
-
-
-@pytest.mark.slow
-def test_a_lost_node_costs_one_step(nodes):
-    """The run keeps nothing on disk: it goes on from the memory of the node that is left, and ends the same."""
-    undisturbed = nodes("undisturbed", 0)
-    undisturbed.start()
-    undisturbed.agents[0].communicate(timeout=LIMIT_S * slowness())
-    steps, expected = torch.load(undisturbed.folder / "weights")
-
-    disturbed, memories = nodes("disturbed", 0.2), []
-    for _ in range(2):
-        memories.append(Path(tempfile.mkdtemp(dir="/dev/shm")))
-        disturbed.start(CORE_MEMORY_FOLDER=str(memories[-1]))
-    try:
-        disturbed.await_steps(5, world_size=2)
-        disturbed.kill(1)
-        shutil.rmtree(memories[1])  # with the node its memory is lost
-        lost_after = max(int(line.split()[1]) for line in disturbed.lines() if line.startswith("does"))
-        disturbed.set_pace(0)
-        output, _ = disturbed.agents[0].communicate(timeout=LIMIT_S * slowness())
-        assert disturbed.agents[0].returncode == 0, output
-        assert list(memories[0].iterdir()) == []
-    finally:
-        for memory in memories:
-            shutil.rmtree(memory, ignore_errors=True)
-    [begins_at] = [int(line.split()[1]) for line in disturbed.lines() if line.startswith("begins") and line[-1] == "1"]
-    assert lost_after - 1 <= begins_at <= lost_after + 1
-    done, weights = torch.load(disturbed.folder / "weights")
-    assert done == steps
-    for name, weight in weights.items():
-        assert (weight - expected[name]).abs().max() < 1e-10
 
 
 def test_a_round_is_named_for_its_own_ranks_only():

@@ -18,11 +18,10 @@ from core_testing import programs
 HERE = Path(__file__).parent
 DISTRIBUTIONS = sorted(path.parent.name for path in HERE.glob("*/pyproject.toml"))
 PACKAGES = {path.parents[1].name: path.parent.name for path in HERE.glob("*/*/__init__.py")}
-ALIASES = {"diloco": "diloco", "flat-ddp": "flat_ddp", "sim-device": "sim_parallel"}
+ALIASES = {"diloco": "diloco", "sim-device": "sim_parallel"}
 # `diloco` has a whole suite, of strategies that may differ from one device. Whole suites of those that equal it, and of
 # simulated devices, are those of plugins, such as the one of plugins/hpu/tests/test_simulated.py.
 SHORT = {
-    "flat-ddp": "TestFlatDDPFork",
     "sim-device": "not TestSimParallel or TestSimParallelFork",
 }
 TIMEOUT_S = 900
@@ -68,9 +67,8 @@ def own_tests(installed, tmp_path):
     return run_file
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "flat-ddp" else [pytest.mark.slow]) for name in DISTRIBUTIONS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_it_trains_as_its_authors_say(own_tests, name):
     if name == "sim-device" and not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch can't have a device in Python")
@@ -78,20 +76,10 @@ def test_it_trains_as_its_authors_say(own_tests, name):
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.parametrize(
-    ("name", "suites"),
-    [
-        *(
-            pytest.param(name, (), marks=pytest.mark.exhaustive if name in SHORT else pytest.mark.slow, id=name)
-            for name in DISTRIBUTIONS
-        ),
-        *(
-            pytest.param(name, ("-k", suites), marks=pytest.mark.slow, id=f"{name} in short")
-            for name, suites in SHORT.items()
-        ),
-    ],
-)
-def test_it_passes_the_conformance_kit(own_tests, name, suites):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_it_passes_the_conformance_kit(own_tests, name):
+    suites = ("-k", SHORT[name]) if name in SHORT else ()
     assert re.search(r"[1-9]\d\d? passed", own_tests(name, "test_conformance.py", *suites))
 
 

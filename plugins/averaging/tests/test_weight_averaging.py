@@ -194,53 +194,22 @@ def test_an_average_of_another_model(tmp_path):
         ema.on_load_checkpoint(trainer, Tiny(), {"average": average, "num_averaged": 1})
 
 
-class InParts(SingleDeviceStrategy):
-    """Keeps master copies of parameters in two parts, and steps those."""
+class Copies(SingleDeviceStrategy):
+    """Keeps weights elsewhere, and gives copies of them."""
 
     capabilities = SingleDeviceStrategy().capabilities | Capability.SHARDED_STATE
-    gives_copies = False
-
-    def setup_module(self, module):
-        self.masters = {name: value.detach().double() for name, value in module.named_parameters()}
-        return super().setup_module(module)
-
-    def optimizer_step(self, optimizer, closure=None):
-        done = super().optimizer_step(optimizer, closure)
-        for name, value in self.session.handles[0].module.named_parameters():
-            self.masters[name].copy_(value.detach())
-        return done
 
     def get_module_state_dict(self, module, *, layout=None):
-        if (layout or self.checkpoint_io.layout) == "full":
-            return self.masters
-        return {name: self.leaf(master) for name, master in self.masters.items()}
+        def leaf(value):
+            chunk = Chunk((0,) * value.dim(), tuple(value.shape), value.clone())
+            return ShardedLeaf(tuple(value.shape), value.dtype, (chunk,))
 
-    def leaf(self, master):
-        rows = [row.clone() if self.gives_copies else row for row in master.split(1)]
-        chunks = (Chunk((number, *(0,) * (row.dim() - 1)), tuple(row.shape), row) for number, row in enumerate(rows))
-        return ShardedLeaf(tuple(master.shape), master.dtype, tuple(chunks))
-
-    def load_module_state_dict(self, module, state, *, strict=True):
-        for name, value in module.named_parameters():
-            value.data.copy_(self.masters[name])
-
-
-@pytest.mark.parametrize("layout", ["torch", "distributed"])
-def test_weights_that_a_strategy_keeps_in_parts(tmp_path, layout):
-    module, saver = Tiny(), ModelCheckpoint(tmp_path / "c", save_last=True)
-    fit(tmp_path, EMA(0.5), module, saver, validate=True, strategy=InParts(), plugins=layout)
-    copies = weights_after_each_step(tmp_path, Tiny())
-    expected = averaged(copies, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    torch.testing.assert_close(module.layer.weight, expected.weight, rtol=1e-5, atol=1e-6)
-    saved = load_checkpoint(saver.last_model_path)["callbacks"]["EMA"]["section"]["average"]
-    torch.testing.assert_close(saved["layer.weight"].float(), expected.weight, rtol=1e-5, atol=1e-6)
+        return {name: leaf(value.detach()) for name, value in module.named_parameters()}
 
 
 def test_a_strategy_that_gives_copies_of_weights(tmp_path):
-    strategy = InParts()
-    strategy.gives_copies = True
-    with pytest.raises(UnsupportedError, match=r"needs the memory in which they are, and InParts .* gives copies"):
-        fit(tmp_path, EMA(0.5), Tiny(), strategy=strategy)
+    with pytest.raises(UnsupportedError, match=r"needs the memory in which they are, and Copies .* gives copies"):
+        fit(tmp_path, EMA(0.5), Tiny(), strategy=Copies())
 
 
 def test_it_pickles():

@@ -51,8 +51,6 @@ def test_times_add_up(tmp_path):
     calls, mean_ms, total_s, share = table["run_training_step"]
     assert total_s == pytest.approx(calls * mean_ms / 1000, abs=0.001)
     assert share == pytest.approx(100 * calls * mean_ms / table["the whole run"][1], rel=0.05)
-    inner = sum(table[action][1] for action in ("training_step", "backward", "optimizer_step"))
-    assert table["augment"][1] <= table["training_step"][1] <= inner <= mean_ms
     totals = [row[2] for row in table.values()]
     assert totals[:-1] == sorted(totals[:-1], reverse=True)
 

@@ -102,23 +102,3 @@ def test_a_backend_comes_and_goes_with_its_package(environment):
     refused = run(environment, "python", "-c", PROGRAM, check=False)
     assert refused.returncode == 1
     assert "`pip install core-ddp`" in refused.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1000)
-def test_a_new_plugin_is_built_installed_listed_and_checked(environment, tmp_path):
-    install(environment, "core-testing")
-    run(environment, "core", "new-plugin", "acme", "--directory", tmp_path / "core-acme")
-    build = ["wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "dist"]
-    subprocess.run([sys.executable, "-m", "pip", *build, tmp_path / "core-acme"], check=True)
-    (wheel,) = (tmp_path / "dist").iterdir()
-    pip(environment, "install", "--no-index", "--no-deps", str(wheel))
-
-    rows = [line.split() for line in run(environment, "core", "list-strategies").stdout.splitlines()]
-    assert ["acme", "AcmeStrategy", "core-acme", "0.1.0", "ok"] in rows
-    checked = run(environment, "core", "check", "acme", "--verbose", timeout_s=900, check=False)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "core_acme.conformance:TestAcme, on cpu, 2 processes" in checked.stdout
-    table = {row[0]: row[1:] for row in map(str.split, checked.stdout.splitlines()) if row}
-    for name in ("COLLECTIVES", "NO_SYNC", "MANUAL_OPTIMIZATION", "BIT_EXACT_RESUME"):
-        assert table[name][0] == "proven"

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from spike_runs import Net, fit, samples
 from torch import nn
 from torch.utils.data import DataLoader
 
-from core import Capability, ConfigurationError, Module, UnsupportedError
+from core import Capability, ConfigurationError, UnsupportedError
 from core.callbacks import Callback, SpikeGuard
 from core.loggers import CSVLogger
 from core.precision import MixedPrecision
@@ -33,68 +34,15 @@ BACKENDS = {
 OFF = {"least": 2, "window": 8, "on_spike": "skip"}
 
 
-class Net(Module):
-    """Running statistics, dropout, Adam and a scheduler: all that a step changes."""
-
-    def __init__(self, num_optimizers=1):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2, bias=False))
-        self.num_optimizers = num_optimizers
-        self.register_buffer("count", torch.zeros(1))
-
-    def training_step(self, batch):
-        self.count = self.count + 1  # another tensor
-        return (self.net(batch) - batch[:, :2]).square().mean()
-
-    def configure_optimizers(self):
-        if self.num_optimizers > 1:
-            return [torch.optim.Adam(self.net[index].parameters(), lr=0.01) for index in (0, 1, 3)]
-        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-
-class Keep(Callback):
-    """What training ends with on this rank."""
-
-    def on_train_end(self, trainer, module):
-        tensors = [*module.parameters(), *module.buffers()]
-        for optimizer in trainer.strategy.optimizers:
-            tensors += [value for state in optimizer.state.values() for value in state.values()]
-            tensors += [torch.tensor(group["lr"]) for group in optimizer.param_groups]
-        self.tensors = [getattr(each.detach(), "to_local", each.detach)().clone() for each in tensors]
-        self.tensors.append(torch.get_rng_state())
-
-
-def samples(num_batches, num_ranks):
-    """Two of each batch go to each rank in turn: `block(number)` are those of one batch."""
-    return torch.randn(num_batches * 2 * num_ranks, 4, generator=torch.Generator().manual_seed(1))
-
-
-def block(number, num_ranks):
-    return slice(number * 2 * num_ranks, (number + 1) * 2 * num_ranks)
-
-
-def fit(rank, data, guard, num_optimizers=1, **options):
-    keep = Keep()
-    torch.manual_seed(rank.backend.num_processes)
-    trainer = rank.trainer(max_epochs=1, callbacks=[guard, keep] if guard else [keep], **options)
-    trainer.fit(Net(num_optimizers), DataLoader(data, batch_size=2))
-    return keep.tensors, trainer.global_step
-
-
 def with_and_without(rank, value, accumulated, num_optimizers, options):
-    ranks = rank.backend.num_processes
-    data, guard = samples(12, ranks), SpikeGuard(**OFF)
+    data, guard = samples(rank.backend.num_processes), SpikeGuard(**OFF)
     left_out = [6, 7] if accumulated == 2 else [6]
-    kept = torch.ones(len(data), dtype=torch.bool)
-    for number in left_out:
-        kept[block(number, ranks)] = False
     bad = data.clone()
-    bad[block(6, ranks)][-1] = value  # the last rank's
-    met = fit(rank, bad, guard, num_optimizers, accumulate_grad_batches=accumulated, **options)
-    never = fit(rank, data[kept], None, num_optimizers, accumulate_grad_batches=accumulated, **options)
+    bad[6, -1] = value  # the last rank's
+    kept = data[[number for number in range(len(data)) if number not in left_out]]
+    options = {"num_optimizers": num_optimizers, "accumulate_grad_batches": accumulated, **options}
+    met = fit(rank, bad.flatten(0, 1), guard, **options)
+    never = fit(rank, kept.flatten(0, 1), **options)
     return met, never, guard.num_skipped
 
 
@@ -120,8 +68,7 @@ def test_a_run_that_met_a_bad_batch_equals_one_that_never_saw_it(strategy, case)
     for (met, steps), (never, expected_steps), num_skipped in BACKENDS[strategy].run(with_and_without, *CASES[case]):
         assert num_skipped == 1
         assert steps == expected_steps
-        for one, other in zip(met, never, strict=True):
-            assert torch.equal(one, other)
+        assert all(map(torch.equal, met.tensors, never.tensors))
 
 
 class Smooth(Net):
@@ -135,7 +82,7 @@ class Smooth(Net):
 def norms_of(rank, batch_size, strategy=None):
     guard = SpikeGuard()
     rank.trainer(strategy, max_epochs=1, callbacks=guard).fit(
-        Smooth(), DataLoader(samples(4, 2), batch_size=batch_size)
+        Smooth(), DataLoader(samples(2, 4).flatten(0, 1), batch_size=batch_size)
     )
     return guard.state_dict()["values"]["gradient's norm"]
 
@@ -336,7 +283,9 @@ class Apart(DDPStrategy):
 
 def fit_apart(rank):
     with pytest.raises(UnsupportedError, match=r"^SpikeGuard adds up the gradient's norm .* and Apart lays out some"):
-        rank.trainer(Apart(), max_epochs=1, callbacks=SpikeGuard()).fit(Net(), DataLoader(samples(1, 2), batch_size=2))
+        rank.trainer(Apart(), max_epochs=1, callbacks=SpikeGuard()).fit(
+            Net(), DataLoader(samples(2, 1)[0], batch_size=2)
+        )
 
 
 def test_parts_of_gradients_that_nobody_knows_are_refused():

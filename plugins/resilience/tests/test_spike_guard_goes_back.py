@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from spike_runs import Net, fit, samples
 from torch import nn
 from torch.utils.data import DataLoader
 
-from core import Capability, ConfigurationError, Module, UnsupportedError
+from core import Capability, ConfigurationError, UnsupportedError
 from core.callbacks import Callback, MemoryCheckpoint, SpikeGuard
 from core.strategies import SingleDeviceStrategy
 from core_parallel import MeshParallelStrategy
@@ -32,60 +33,9 @@ class Alone:
         return make_trainer(self.folder, *callbacks, enable_checkpointing=False, **options)
 
 
-class Net(Module):
-    """Dropout, Adam, a scheduler, and a buffer that counts batches."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 2, bias=False))
-        self.register_buffer("count", torch.zeros(1))
-        self.num_calls = 0
-
-    def training_step(self, batch):
-        self.count += 1
-        self.num_calls += 1
-        return (self.net(batch) - batch[:, :2]).square().mean()
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-
-class Keep(Callback):
-    """Where training began, and with what it ends on this rank."""
-
-    def __init__(self):
-        self.starts = []
-
-    def on_train_start(self, trainer, module):
-        self.starts.append(trainer.global_step)
-
-    def on_train_end(self, trainer, module):
-        self.num_calls = module.num_calls
-        tensors = [*module.parameters(), *module.buffers()]
-        for optimizer in trainer.strategy.optimizers:
-            tensors += [value for state in optimizer.state.values() for value in state.values()]
-            tensors += [torch.tensor(group["lr"]) for group in optimizer.param_groups]
-        self.tensors = [getattr(each.detach(), "to_local", each.detach)().clone() for each in tensors]
-        self.tensors.append(torch.get_rng_state())
-
-
-def fit(rank, folder, data, guard=None, memory=(1, 3), others=(), ckpt_path=None, **options):
-    keep, (every, number) = Keep(), memory
-    torch.manual_seed(rank.backend.num_processes)
-    callbacks = [keep, *([guard, MemoryCheckpoint(every, folder, keep=number)] if guard else []), *others]
-    trainer = rank.trainer(callbacks=callbacks, **{"max_epochs": 1, **options})
-    loader = DataLoader(data, batch_size=2) if isinstance(data, torch.Tensor) else data
-    trainer.fit(Net(), loader, ckpt_path=ckpt_path)
-    return keep, trainer.global_step
-
-
-def samples(num_ranks, num_batches=12):
-    """Two of each batch for each rank: those of a batch are a row."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(num_batches, 2 * num_ranks, 4, generator=generator)
+def guarded(rank, folder, data, guard, memory=(1, 3), others=(), **options):
+    every, number = memory
+    return fit(rank, data, guard, MemoryCheckpoint(every, folder, keep=number), *others, **options)
 
 
 def with_and_without(rank, folder, case):
@@ -96,8 +46,8 @@ def with_and_without(rank, folder, case):
     bad[case["bad"], -1] = case["value"]
     kept = [number for number in range(len(data)) if number not in case["leaves_out"]]
     guard = SpikeGuard(least=2, window=8, on_spike="go_back", undo=case["undo"])
-    met = fit(rank, folder, bad.flatten(0, 1), guard, case.get("memory", (1, 3)), **case["options"])
-    never = fit(rank, folder, data[kept].flatten(0, 1), **case["options"])
+    met = guarded(rank, folder, bad.flatten(0, 1), guard, case.get("memory", (1, 3)), **case["options"])
+    never = fit(rank, data[kept].flatten(0, 1), **case["options"])
     return met, never, (guard.num_skipped, guard.num_returns)
 
 
@@ -105,8 +55,7 @@ def check(results, begins, counts):
     for (met, steps), (never, expected_steps), found in results:
         assert met.starts == [0, *begins]
         assert (steps, found) == (expected_steps, counts)
-        for one, other in zip(met.tensors, never.tensors, strict=True):
-            assert torch.equal(one, other)
+        assert all(map(torch.equal, met.tensors, never.tensors))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +77,11 @@ CASES = {
         [2],
         1,
     ),
-    "in each epoch": ({"bad": [6], "leaves_out": [5, 6], "undo": 1, "options": {"max_epochs": 2}}, [5, 15], 2),
+    "in each epoch": (
+        {"bad": [6], "leaves_out": [5, 6], "undo": 1, "options": {"max_epochs": 2, "norm": nn.LayerNorm}},
+        [5, 15],
+        2,
+    ),
 }
 
 
@@ -154,8 +107,8 @@ def test_what_led_to_it_may_be_of_the_epoch_before(tmp_path):
     bad = data.clone()
     bad[0, 0] = NAN  # in the first epoch no state is from before it
     with pytest.warns(UserWarning, match=r"goes back from batch 0 of epoch 1, after step 11, to .* up to step 9: the"):
-        met = fit(Alone(tmp_path), tmp_path, list(bad), guard, max_epochs=2)
-    never = fit(Alone(tmp_path), tmp_path, ByEpoch(data, [(0, 10, 11), (0,)]), max_epochs=2)
+        met = guarded(Alone(tmp_path), tmp_path, list(bad), guard, max_epochs=2)
+    never = fit(Alone(tmp_path), ByEpoch(data, [(0, 10, 11), (0,)]), max_epochs=2)
     check([(met, never, (guard.num_skipped, guard.num_returns))], [9], (2, 1))
 
 
@@ -168,21 +121,21 @@ def bad_at(*numbers, num_batches=12):
 def test_a_spike_before_which_nothing_is_kept_is_skipped(tmp_path):
     guard = SpikeGuard(on_spike="go_back")
     with pytest.warns(UserWarning, match=r"^SpikeGuard skips the update of batch 1 of epoch 0, after step 1: the loss"):
-        keep, steps = fit(Alone(tmp_path), tmp_path, bad_at(1), guard)
+        keep, steps = guarded(Alone(tmp_path), tmp_path, bad_at(1), guard)
     assert (keep.starts, steps, guard.num_skipped, guard.num_returns) == ([0], 11, 1, 0)
 
 
 def test_too_many_in_a_row_end_the_run_though_good_ones_are_made_again(tmp_path):
     guard = SpikeGuard(on_spike="go_back", max_in_a_row=1)
     with pytest.raises(SpikeError, match=r"^In batch 11 of epoch 0, after step 9: .* 2 updates in a row") as found:
-        fit(Alone(tmp_path), tmp_path, bad_at(10, 11), guard, memory=(4, 2))
+        guarded(Alone(tmp_path), tmp_path, bad_at(10, 11), guard, memory=(4, 2))
     assert (found.value.step, found.value.num_skipped) == (9, 2)
 
 
 def test_one_between_them_is_none_in_a_row(tmp_path):
     guard = SpikeGuard(on_spike="go_back", max_in_a_row=1, undo=0)
-    assert fit(Alone(tmp_path), tmp_path, bad_at(5, 7, 9), guard)[1] == 9
-    assert fit(Alone(tmp_path), tmp_path, bad_at(), guard)[1] == 12  # another fit has other batches
+    assert guarded(Alone(tmp_path), tmp_path, bad_at(5, 7, 9), guard)[1] == 9
+    assert guarded(Alone(tmp_path), tmp_path, bad_at(), guard)[1] == 12  # another fit has other batches
 
 
 def test_returns_are_logged(tmp_path):
@@ -192,7 +145,7 @@ def test_returns_are_logged(tmp_path):
         def on_train_end(self, trainer, module):
             found.update(trainer.callback_metrics)
 
-    fit(Alone(tmp_path), tmp_path, bad_at(5, 7), guard, others=[Look()])
+    guarded(Alone(tmp_path), tmp_path, bad_at(5, 7), guard, others=[Look()])
     assert (guard.num_returns, found["spike_guard/skipped"]) == (2, 2)
     assert found["spike_guard/returns"] == 2
 
@@ -213,8 +166,8 @@ class Save(Callback):
 def test_a_run_that_resumes_leaves_the_same_batches_out(tmp_path):
     path = tmp_path / "saved.ckpt"
     guard, again = SpikeGuard(on_spike="go_back"), SpikeGuard(on_spike="go_back")
-    met = fit(Alone(tmp_path), tmp_path, bad_at(10), guard, (4, 2), [Save(path, 9)])
-    keep, steps = fit(Alone(tmp_path), tmp_path, bad_at(10), again, (4, 2), ckpt_path=path)
+    met = guarded(Alone(tmp_path), tmp_path, bad_at(10), guard, (4, 2), [Save(path, 9)])
+    keep, steps = guarded(Alone(tmp_path), tmp_path, bad_at(10), again, (4, 2), ckpt_path=path)
     assert (keep.starts, steps, again.num_skipped, again.num_returns) == ([9], met[1], 1, 1)
     assert all(map(torch.equal, keep.tensors, met[0].tensors))
     assert (met[0].num_calls, keep.num_calls) == (11 + 2, 1)  # the module doesn't see what is left out
@@ -236,9 +189,9 @@ def test_what_cant_go_back_says_so(tmp_path):
     ):
         make_trainer(tmp_path, guard, max_epochs=1).fit(Net(), DataLoader(one))
     with pytest.raises(ConfigurationError, match=r"keep=3\) keeps too few states\. Pass keep=4\."):
-        fit(Alone(tmp_path), tmp_path, one, guard, memory=(2, 3))
+        guarded(Alone(tmp_path), tmp_path, one, guard, memory=(2, 3))
     with pytest.raises(UnsupportedError, match=r"^SpikeGuard\(on_spike='go_back'\) can't go back under Engine"):
-        fit(Alone(tmp_path), tmp_path, one, guard, strategy=Engine())
+        guarded(Alone(tmp_path), tmp_path, one, guard, strategy=Engine())
 
 
 @pytest.mark.parametrize("options", [{"on_spike": "stop"}, {"undo": -1}])

@@ -21,6 +21,7 @@ from core_ddp import DDPStrategy
 from core_parallel import MeshParallelStrategy
 from core_resilience.clocks import DeviceClock, WallClock
 from core_resilience.rank_times import NUM_WINDOWS, RankTimes
+from core_resilience.straggler import Straggler
 from core_testing import Backend
 from support.tiny import Tiny, loader, make_trainer
 
@@ -165,6 +166,14 @@ def test_the_slow_rank_is_named_with_its_phase(slow):
     assert len([each for each in warned if "StragglerDetection" in str(each.message)]) == 1  # of rank 0
 
 
+def test_what_a_straggler_says():
+    late = Straggler(1, "host", "forward", "", 0.5, 20, 12, own_s=0.25, others_s=0.05, before_s=0.05)
+    assert str(late) == (
+        "Rank 1 on host is 50% behind the other ranks since step 12, mostly in forward: it takes 250 ms there, the "
+        "others 50 ms, and took 50 ms before."
+    )
+
+
 def test_the_line_is_named():
     [[straggler], [same]] = [stragglers for stragglers, _, _ in TWO.run(fit, "forward", 1, 0, 0.03)]
     assert straggler == same
@@ -172,14 +181,6 @@ def test_the_line_is_named():
     assert Path(straggler.line.partition(":")[0]).name == Path(__file__).name
     assert straggler.line.endswith(" in nap")
     assert str(straggler).endswith(f" Most of that time it is at {straggler.line}.")
-
-
-def test_a_rank_that_becomes_slow_is_compared_with_itself():
-    [([straggler], _, _), _] = TWO.run(fit, "forward", 1, 12)
-    assert straggler.since == 12
-    assert NAP_S <= straggler.before_s < 2 * NAP_S
-    assert " since step 12, mostly in forward: it takes " in str(straggler)
-    assert ", and took " in str(straggler)
 
 
 def spin(rank):

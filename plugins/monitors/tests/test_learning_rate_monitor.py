@@ -37,21 +37,24 @@ def fit(root, monitor, module, **options):
     return trainer
 
 
-def test_each_step_under_the_step_that_used_it(tmp_path):
-    trainer = fit(tmp_path, LearningRateMonitor("step"), Scheduled("step"), max_epochs=1)
-    assert rows(trainer, "lr-SGD") == [(1, 1.0), (2, 0.5), (3, 0.25), (4, 0.125)]
-    assert trainer.callback_metrics["lr-SGD"] == 0.125
+EACH_STEP, EACH_EPOCH = [(1, 1.0), (2, 0.5), (3, 0.25), (4, 0.125)], [(0, 1.0), (4, 0.5)]
 
 
-def test_as_often_as_other_metrics(tmp_path):
-    trainer = fit(tmp_path, LearningRateMonitor("step"), Scheduled("step"), max_epochs=1, log_every_n_steps=2)
-    assert rows(trainer, "lr-SGD") == [(2, 0.5), (4, 0.125)]
-
-
-def test_once_a_step_also_when_gradients_accumulate(tmp_path):
-    options = {"max_epochs": 1, "accumulate_grad_batches": 2}
-    trainer = fit(tmp_path, LearningRateMonitor("step"), Scheduled("step"), **options)
-    assert rows(trainer, "lr-SGD") == [(1, 1.0), (2, 0.5)]
+@pytest.mark.parametrize(
+    ("given", "interval", "options", "logged"),
+    [
+        ("step", "step", {"max_epochs": 1}, EACH_STEP),  # under the step that used it
+        ("step", "step", {"max_epochs": 1, "log_every_n_steps": 2}, [(2, 0.5), (4, 0.125)]),
+        ("step", "step", {"max_epochs": 1, "accumulate_grad_batches": 2}, [(1, 1.0), (2, 0.5)]),
+        (None, "step", {"max_epochs": 1}, EACH_STEP),
+        ("epoch", "epoch", {}, EACH_EPOCH),
+        (None, "epoch", {}, EACH_EPOCH),
+    ],
+)
+def test_rates_are_logged_by_step_or_epoch(tmp_path, given, interval, options, logged):
+    trainer = fit(tmp_path, LearningRateMonitor(given), Scheduled(interval), **options)
+    assert rows(trainer, "lr-SGD") == logged
+    assert trainer.callback_metrics["lr-SGD"] == logged[-1][1]
 
 
 def test_a_later_fit_logs_its_own_steps(tmp_path):
@@ -59,17 +62,6 @@ def test_a_later_fit_logs_its_own_steps(tmp_path):
     for name in ("a", "b"):
         trainer = fit(tmp_path / name, monitor, Scheduled("step"), **options)
     assert rows(trainer, "lr-SGD") == [(4, 0.125)]
-
-
-@pytest.mark.parametrize("given", ["epoch", None])
-def test_each_epoch(tmp_path, given):
-    trainer = fit(tmp_path, LearningRateMonitor(given), Scheduled("epoch"))
-    assert rows(trainer, "lr-SGD") == [(0, 1.0), (4, 0.5)]
-
-
-def test_the_interval_is_that_of_the_schedulers(tmp_path):
-    trainer = fit(tmp_path, LearningRateMonitor(), Scheduled("step"), max_epochs=1)
-    assert len(rows(trainer, "lr-SGD")) == 4
 
 
 def test_the_name_of_the_scheduler_momentum_and_weight_decay(tmp_path):

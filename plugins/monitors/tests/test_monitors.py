@@ -46,37 +46,27 @@ def test_memory_of_the_device(tmp_path):
     assert found["device/used_bytes"] == {2: 5.0, 4: 5.0}
 
 
-def test_once_a_step_also_when_gradients_accumulate(tmp_path):
-    found = columns(fit(tmp_path, DeviceStatsMonitor(), accumulate_grad_batches=2, log_every_n_steps=1))
-    assert list(found["device/peak_resident_bytes"]) == [1, 2]
-
-
-def test_load_of_the_machine(tmp_path):
-    found = columns(fit(tmp_path, DeviceStatsMonitor(cpu_stats=True)))
+def test_load_of_the_machine_once_a_step(tmp_path):
+    found = columns(fit(tmp_path, DeviceStatsMonitor(cpu_stats=True), accumulate_grad_batches=2, log_every_n_steps=1))
     assert {"device/cpu_percent", "device/cpu_memory_percent", "device/cpu_swap_percent"} <= found.keys()
-    assert found["device/cpu_memory_used_bytes"][4] > 0
+    assert found["device/cpu_memory_used_bytes"][2] > 0
+    assert list(found["device/peak_resident_bytes"]) == [1, 2]
 
 
 # throughput ---------------------------------------------------------------------------------------------------------
 
 
 def test_samples_tokens_and_flops(tmp_path):
-    monitor = ThroughputMonitor(
-        num_tokens_fn=lambda batch: batch[0].numel(), flops_per_batch=100.0, peak_flops_per_s=1e15
-    )
-    trainer = fit(tmp_path, monitor)
-    found = columns(trainer)
-    rates = {
-        name: found[f"throughput/{name}"] for name in ("batches_per_s", "samples_per_s", "tokens_per_s", "flops_per_s")
-    }
-    for step in (2, 4):
-        assert rates["samples_per_s"][step] == pytest.approx(2 * rates["batches_per_s"][step])
-        assert rates["tokens_per_s"][step] == pytest.approx(4 * rates["batches_per_s"][step])
-        assert rates["flops_per_s"][step] == pytest.approx(100 * rates["batches_per_s"][step])
-        utilization = found["throughput/model_flops_utilization"][step]
-        assert utilization == pytest.approx(rates["flops_per_s"][step] / 1e15)
-    assert found["throughput/samples"] == {2: 4, 4: 8}
-    assert found["throughput/tokens"] == {2: 8, 4: 16}
+    options = {"flops_per_batch": 100.0, "peak_flops_per_s": 1e15}
+    trainer = fit(tmp_path, ThroughputMonitor(num_tokens_fn=lambda batch: batch[0].numel(), **options))
+    found = {name.removeprefix("throughput/"): values for name, values in columns(trainer).items()}
+    batches_per_s = found["batches_per_s"][4]
+    assert found["samples_per_s"][4] == pytest.approx(2 * batches_per_s)
+    assert found["tokens_per_s"][4] == pytest.approx(4 * batches_per_s)
+    assert found["flops_per_s"][4] == pytest.approx(100 * batches_per_s)
+    assert found["model_flops_utilization"][4] == pytest.approx(100 * batches_per_s / 1e15)
+    assert found["samples"] == {2: 4, 4: 8}
+    assert found["tokens"] == {2: 8, 4: 16}
     assert trainer.callback_metrics["throughput/samples"] == 8
 
 

@@ -23,27 +23,16 @@ def test_the_window_changes_at_epochs(tmp_path):
     assert steps == {0: 4, 1: 5, 2: 6, 3: 8}
 
 
-def test_gradients_are_averaged_over_the_epochs_window(tmp_path):
-    scheduled, fixed = Tiny(), Tiny()
-    make_trainer(tmp_path, GradientAccumulationScheduler({0: 2}), limit_val_batches=0, max_epochs=2).fit(
-        scheduled, loader()
-    )
-    make_trainer(tmp_path, accumulate_grad_batches=2, limit_val_batches=0, max_epochs=2).fit(fixed, loader())
-    assert scheduled.layer.weight.tolist() == fixed.layer.weight.tolist()
-
-
-def test_a_run_that_is_resumed_within_an_epoch_has_its_window(tmp_path):
+def test_gradients_are_averaged_over_the_window_of_an_epoch_also_of_a_run_that_is_resumed(tmp_path):
+    options = {"limit_val_batches": 0, "max_epochs": 1}
     checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", every_n_train_steps=1, save_top_k=-1)
-    trainer = make_trainer(
-        tmp_path, checkpoint, GradientAccumulationScheduler({0: 2}), limit_val_batches=0, max_epochs=1
-    )
-    whole = Tiny()
-    trainer.fit(whole, loader())
-    resumed = Tiny()
-    other = make_trainer(tmp_path, GradientAccumulationScheduler({0: 2}), limit_val_batches=0, max_epochs=1)
+    scheduled, fixed, resumed = Tiny(), Tiny(), Tiny()
+    make_trainer(tmp_path, checkpoint, GradientAccumulationScheduler({0: 2}), **options).fit(scheduled, loader())
+    make_trainer(tmp_path, accumulate_grad_batches=2, **options).fit(fixed, loader())
+    other = make_trainer(tmp_path, GradientAccumulationScheduler({0: 2}), **options)
     other.fit(resumed, loader(), ckpt_path=str(tmp_path / "c/step=1.ckpt"))
     assert other.global_step == 2
-    assert resumed.layer.weight.tolist() == whole.layer.weight.tolist()
+    assert scheduled.layer.weight.tolist() == fixed.layer.weight.tolist() == resumed.layer.weight.tolist()
 
 
 def test_what_contradicts_it(tmp_path):

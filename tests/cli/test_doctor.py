@@ -61,11 +61,6 @@ def test_what_is_tested_is_what_the_environments_have(core_cli):
     assert finding["state"] == "ok"
 
 
-def test_the_report_fits(core_cli):
-    lines = core_cli("doctor").stdout.splitlines()
-    assert not [line for line in lines if len(line) > 80 and len(line.split()) > 3]
-
-
 def test_broken_things_are_named_and_counted(core_cli):
     core_cli.install("core-old", "[core.strategies]\nold = core_old:S\n", requires=("core-training>=99",))
     core_cli.install("core-bad", "[core.strategies]\nbad = no target\n")
@@ -125,17 +120,6 @@ def test_the_variables_in_force(core_cli):
     assert findings["CORE_DISABLE_PLUGINS"]["detail"] == "'mps' is in force"
     assert "accelerator mps" in findings
     assert findings["accelerator mps"]["state"] == "note"
-
-
-@pytest.mark.slow
-def test_another_core_on_the_path(core_cli):
-    (core_cli.packages.parent / "later" / "core").mkdir(parents=True)
-    (core_cli.packages.parent / "later" / "core" / "__init__.py").touch()
-    program = f"import sys; sys.path.append({str(core_cli.packages.parent / 'later')!r})\n"
-    (core_cli.packages / "sitecustomize.py").write_text(program)
-    findings = findings_of(core_cli.in_a_new_interpreter("doctor", "--json"))
-    assert findings["another core"]["state"] == "note"
-    assert "later/core has the same name" in findings["another core"]["detail"]
 
 
 def test_the_folder_where_the_user_stands(core_cli):

@@ -1,9 +1,8 @@
 """Commands that installed packages add: found without an import, loaded when they are called."""
 
 import json
-import subprocess
-import sys
 
+import importlib_metadata
 import pytest
 
 HELLO = """\
@@ -61,11 +60,11 @@ def test_describe_shows_its_help(core_cli, hello):
 
 
 @pytest.mark.parametrize("name", ["check", "new-plugin", "core-testing:check"])
-def test_one_of_a_package_that_is_not_installed_says_what_to_install(name, tmp_path):
-    program = "import importlib_metadata as m; find = m.distributions\n"
-    program += "m.distributions = lambda **k: (each for each in find(**k) if each.name != 'core-testing')\n"
-    program += f"from core.cli import main; import sys; sys.argv = ['core', {name!r}, 'ddp']; main()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+def test_one_of_a_package_that_is_not_installed_says_what_to_install(core_cli, monkeypatch, name):
+    find = importlib_metadata.distributions
+    others = lambda **options: (each for each in find(**options) if each.name != "core-testing")  # noqa: E731
+    monkeypatch.setattr(importlib_metadata, "distributions", others)
+    done = core_cli(name, "ddp")
     assert done.returncode == 1
     assert "core-testing is not installed: `pip install core-testing`" in done.stderr
 

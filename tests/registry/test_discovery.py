@@ -124,17 +124,6 @@ def test_metadata_that_lacks_a_field(site, missing):
     assert f"{missing} ''" in problem(found, "core-bad").detail
 
 
-def test_a_dead_folder(site):
-    make_distribution(site, "core-good", entry_points_text=GOOD)
-    dead = make_distribution(site, "core-dead", entry_points_text=GOOD, metadata=False)
-    found = scan()
-    assert names(found) == ["core-good"]
-    assert problem(found, "core-dead").detail == (
-        f"{dead} can't be read: ValueError: no package has the folder '{dead.name}', Name '' and Version ''. "
-        "Install the package again, or delete that folder"
-    )
-
-
 def test_what_pip_left_of_an_interrupted_uninstall(site):
     make_distribution(site, "core-good", "2.0", GOOD)
     make_distribution(site, "core-good", "1.0", GOOD, folder="~ore_good-1.0.dist-info")

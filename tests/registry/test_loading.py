@@ -97,11 +97,6 @@ def test_a_module_that_is_missing(acme):
     assert "The installation is incomplete: try `pip install --force-reinstall core-acme`." in message
 
 
-def test_an_attribute_that_is_missing(acme):
-    message, _ = failure(acme("core_acme:Acne"))
-    assert "AttributeError: module 'core_acme' has no attribute 'Acne'" in message
-
-
 @pytest.mark.parametrize(
     "target", ["core_acme", "core acme:Acme", "core_acme:", ":Acme", "", "core-acme:Acme", "a:b:c"]
 )
@@ -129,12 +124,6 @@ def test_a_factory_that_returns_something_else(acme):
     assert "expected an instance of core.contract.logger.Logger; got 3 of type int" in message
 
 
-def test_a_class_that_raises_when_it_is_made(acme):
-    with pytest.raises(PluginLoadError, match="making it raised OSError: no such folder") as raised:
-        acme().create("acme", folder="nowhere")
-    assert isinstance(raised.value.__cause__, OSError)
-
-
 @pytest.mark.parametrize(
     ("source", "detail"),
     [
@@ -147,11 +136,6 @@ def test_a_factory_that_ends_the_program_is_a_plugin_that_cannot_be_loaded(acme,
     message, chained = failure(acme(source=source), create=True)
     assert f"can't be loaded from 'core_acme:Acme': {detail}. Tell the authors of core-acme" in message
     assert not isinstance(chained, Exception)
-
-
-def test_ctrl_c_while_one_is_made_is_ctrl_c(acme):
-    with pytest.raises(KeyboardInterrupt):
-        acme(source="def Acme(): raise KeyboardInterrupt").create("acme")
 
 
 def test_an_option_that_it_does_not_take(acme):

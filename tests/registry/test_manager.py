@@ -1,7 +1,6 @@
 """Every provider is one pluggy plugin; the environment and pluggy's own methods decide which are there."""
 
 import sys
-import warnings
 
 import pytest
 
@@ -85,22 +84,7 @@ def test_a_name_that_matches_nothing_warns(acme, manager, monkeypatch, variable)
     )
 
 
-def test_names_that_match_do_not_warn(acme, manager, monkeypatch):
-    monkeypatch.setenv("CORE_DISABLE_PLUGINS", "core-acme, acme, core-acme:bolt, cuda")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        manager()
-
-
 # pluggy's own methods.
-
-
-def test_every_provider_is_a_plugin_with_its_name(acme, manager, site):
-    make_distribution(site, "core-bolt", entry_points_text="[core.loggers]\nb = core_bolt:B\n")
-    made = manager()
-    plugins = dict(made.list_name_plugin())
-    assert set(plugins) == {"core-training", "core-acme", "core-bolt", "<in-process>"}
-    assert repr(plugins["core-acme"]) == "<provider core-acme 1.0>"
 
 
 def test_set_blocked_and_unblock(acme, manager):
@@ -213,14 +197,6 @@ def test_preludes_are_listed_and_loaded_only_when_named(site, manager):
     assert load_prelude("acme", made)() == "begun"
     with pytest.raises(PluginLoadError, match="expected a function without arguments; got 1"):
         load_prelude("none", made)
-
-
-def test_blocked_event_hooks(site, manager, monkeypatch):
-    hooks(site)
-    monkeypatch.setenv("CORE_PLUGINS", "")
-    with pytest.raises(BlockedPluginError, match="CORE_PLUGINS does not name it"):
-        load_hooks("acme", manager())
-    assert "core_acme_hooks" not in sys.modules
 
 
 @pytest.mark.parametrize(

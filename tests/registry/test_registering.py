@@ -1,6 +1,5 @@
 """Plugins that a process registers: beside what is installed, never in its place."""
 
-
 import pytest
 
 from core.contract.errors import AliasConflictError, ConfigurationError, PluginLoadError, UnknownAliasError
@@ -55,15 +54,6 @@ def test_one_that_raises_is_mended_in_the_program(registry):
     loggers.register("mine", lambda: 1 / 0)
     with pytest.raises(PluginLoadError, match=r"division by zero\. This program has registered it: mend it there\.$"):
         loggers.create("mine")
-
-
-def test_registries_of_one_manager_share_their_state(site, manager):
-    from core.registry import Registry
-
-    shared = manager()
-    Registry("logger", lambda: shared).register("mine", Mine)
-    assert Registry("logger", lambda: shared).get("mine") is Mine
-    assert "mine" not in Registry("strategy", lambda: shared)
 
 
 def test_the_signature_that_users_know(site, manager):

@@ -74,12 +74,6 @@ def test_a_strategy_is_asked_for_its_own_precision_by_the_usual_name(register):
     assert asked == ["16-mixed", "bf16-mixed", "32-true"]
 
 
-def test_a_third_party_precision(register):
-    register("precision", "half", HalfPrecision)
-    assert type(resolved(precision="half").precision_plugin) is HalfPrecision
-    assert type(resolved(plugins=["half"]).precision_plugin) is HalfPrecision
-
-
 def test_a_precision_instance_from_every_side():
     mine = HalfPrecision()
     assert resolved(plugins=[mine]).precision_plugin is mine
@@ -123,15 +117,6 @@ def test_checkpoint_io_from_every_side():
     assert resolved(strategy=ManyDevices(checkpoint_io=mine)).checkpoint_io is mine
     assert type(resolved().checkpoint_io).__name__ == "DistributedCheckpointIO"
     assert decision(resolve(accelerator="cpu"), "checkpoint io").choice == "distributed"
-
-
-def test_a_strategy_has_its_own_default():
-    class Engine(ManyDevices):
-        def configure_checkpoint_io(self):
-            return MemoryIO()
-
-    assert type(resolved(strategy=Engine()).checkpoint_io) is MemoryIO
-    assert type(resolved(strategy=Engine(), plugins=["torch"]).checkpoint_io).__name__ == "TorchCheckpointIO"
 
 
 def test_a_preset_keeps_its_own_parts_as_an_instance_does(register):
@@ -383,12 +368,6 @@ def test_two_environments_of_one_priority(register):
 
 
 # launcher
-
-
-def test_the_strategy_names_its_launcher():
-    resolution = resolve(accelerator="cpu", strategy=ManyProcesses(), devices=2)
-    assert decision(resolution, "launcher").choice == "spawn"
-    assert resolution.strategy.launcher.num_processes == 2
 
 
 def test_a_launcher_that_is_passed():

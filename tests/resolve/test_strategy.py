@@ -1,4 +1,3 @@
-import dataclasses
 import logging
 
 import pytest
@@ -92,13 +91,6 @@ def test_an_accelerator_maps_a_generic_alias(register):
         resolve(accelerator=Adapting(), strategy="forked")
 
 
-def test_by_alias_and_by_qualified_name(register):
-    register("strategy", "custom", ManyDevices)
-    assert type(resolve(accelerator="cpu", strategy="custom").strategy) is ManyDevices
-    assert type(resolve(accelerator="cpu", strategy="<in-process>:custom").strategy) is ManyDevices
-    assert type(resolve(accelerator="cpu", strategy="core-training:single-device").strategy) is SingleDeviceStrategy
-
-
 def test_a_class_and_other_things():
     with pytest.raises(ConfigurationError, match=r"strategy=ManyDevices is a class: .*strategy=ManyDevices\(\)"):
         resolve(strategy=ManyDevices)
@@ -121,14 +113,6 @@ def test_a_class_that_leaves_out_super_init(register):
         resolved = resolve(strategy=strategy, accelerator="cpu").strategy
         assert resolved.mine == 1
         assert resolved.root_device == torch.device("cpu")
-
-
-def test_a_dataclass_is_a_strategy():
-    @dataclasses.dataclass
-    class Options(Strategy):
-        period: int = 3
-
-    assert resolve(strategy=Options(period=5), accelerator="cpu").strategy.period == 5
 
 
 def test_an_instance_may_be_used_again_with_other_arguments():

@@ -33,6 +33,7 @@ from core.watch.thread_sampler import ThreadSampler
 from core.watch.users_code import innermost
 from core.watch.verdict import find
 from core.watch.watchdog import Watchdog
+from core_testing.waiting import wait_until
 
 
 def status(rank, state, since_s=40.0, **more):
@@ -316,8 +317,7 @@ def test_a_rank_that_holds_pythons_lock_is_looked_at_from_outside():
             last = status(1, "asleep", pid=process.pid, began=began_at(process.pid), stacks=str(stacks))
             last = replace(last, thread=thread, watcher=watcher)
             local_ranks, seen = LocalRanks(300.0), last
-            while kernel.process_state(process.pid) != "S":  # it has printed, and doesn't sleep yet
-                time.sleep(0.01)
+            wait_until(lambda: kernel.process_state(process.pid) == "S", "sleep of the process that has printed")
             while process.poll() is None and not seen.line:  # written thread by thread
                 seen = local_ranks.examine(last, WAITS)
                 time.sleep(0.05)
@@ -368,15 +368,10 @@ def test_a_standstill_is_told_once_and_a_line_says_when_it_is_over(tmp_path, cap
     options = WatchdogOptions(limit=timedelta(seconds=1), end_after=timedelta(minutes=5), folder=tmp_path)
     watchdog = Watchdog(options, HashStore(), World(), 0)
     try:
-        ends_s = time.monotonic() + 60
-        while not (reports := [*tmp_path.glob("core-hang-*.txt")]) and time.monotonic() < ends_s:
-            time.sleep(0.2)
-        time.sleep(2.5)
+        reports = wait_until(lambda: [*tmp_path.glob("core-hang-*.txt")], "a report")
+        time.sleep(1.5)  # it could be told again
         heartbeat.count += 1
-        told = ""
-        while "make progress again" not in told and time.monotonic() < ends_s:
-            time.sleep(0.2)
-            told += capfd.readouterr().err
+        told = wait_until_told(capfd, "make progress again")
     finally:
         watchdog.close()
     signal.raise_signal(SIGNAL)  # of a rank that doesn't know yet
@@ -401,14 +396,23 @@ def test_a_rank_that_imports_or_compiles_is_one_line_and_no_report(tmp_path, cap
     assert len([*tmp_path.iterdir()]) == 2
 
 
+def wait_until_told(capfd, text):
+    """All that is written to stderr until that."""
+    told = []
+
+    def read():
+        told.append(capfd.readouterr().err)
+        return "".join(told) if text in "".join(told) else ""
+
+    return wait_until(read, text)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_run_that_ends_while_it_is_said_to_stand_still_says_that_it_has_gone_on(tmp_path, capfd, fails):
     """With an error it hasn't."""
     options = WatchdogOptions(limit=timedelta(seconds=1), end_after=timedelta(minutes=5), folder=tmp_path)
-    watchdog, told, ends_s = Watchdog(options, HashStore(), World(), 0), "", time.monotonic() + 60
-    while "The run goes on." not in told and time.monotonic() < ends_s:
-        time.sleep(0.2)
-        told += capfd.readouterr().err
+    watchdog = Watchdog(options, HashStore(), World(), 0)
+    told = wait_until_told(capfd, "The run goes on.")
     try:
         if fails:
             raise ValueError

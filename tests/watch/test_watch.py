@@ -50,7 +50,7 @@ def line_of(text):
 def test_a_hang_is_told_and_ends_the_run_with_a_verdict(tmp_path, how, launcher, says, line):
     launcher, strategy = ("script", "store") if launcher == "store" else (launcher, "ddp")
     is_at_work = how == "regex"  # which has ten times as long
-    done, reports = hang(how, tmp_path, launcher, strategy, end_s=3 if is_at_work else 8)
+    done, reports = hang(how, tmp_path, launcher, strategy, end_s=3 if is_at_work else 6)
     assert done.returncode == 1, done.stderr
     named = rf"The ranks have made no progress for \d+ s\. (?:[^;:]*: )?{says} .*at .*hanging.py:(\d+) in hang"
     # An extra call ends the run at once, and a store that is stopped with rank 0 is given up after five seconds.

@@ -31,10 +31,6 @@ def sgd(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
 
 
-def adam(module: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(module.parameters(), lr=0.01)
-
-
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
     """Eight samples of a rank, with noise, of which each step has others."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
@@ -108,39 +104,6 @@ def test_counts_what_it_sends() -> None:
     size = weights(network()).nbytes
     for _, sent, rounds in backend(period=10).run(train, network, sgd, 40):
         assert (sent, rounds) == (4 * size, 4)
-
-
-def save_and_go_on(rank: Any, folder: str, make_optimizer: Any, before: int, after: int) -> Any:
-    fabric = rank.fabric()
-    module = network()
-    model, optimizer = fabric.setup(module, make_optimizer(module))
-    steps(fabric, model, optimizer, range(before))
-    fabric.save(f"{folder}/last.ckpt", {"model": model, "optimizer": optimizer})
-    return steps(fabric, model, optimizer, range(before, before + after)), fabric.strategy.rank_state_dict()
-
-
-def load_and_go_on(rank: Any, folder: str, make_optimizer: Any, before: int, after: int) -> Any:
-    fabric = rank.fabric()
-    torch.manual_seed(7)
-    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()  # with weights that count for nothing
-    model, optimizer = fabric.setup(module, make_optimizer(module))
-    fabric.load(f"{folder}/last.ckpt", {"model": model, "optimizer": optimizer})
-    return steps(fabric, model, optimizer, range(before, before + after)), fabric.strategy.rank_state_dict()
-
-
-@pytest.mark.parametrize("make_optimizer", [sgd, adam])
-@pytest.mark.parametrize("before", [4, 5, 6])
-def test_goes_on_bit_for_bit(tmp_path: Any, make_optimizer: Any, before: int) -> None:
-    """From the first and the second step of a round, and from its end: the same weights after every step."""
-    arguments = (str(tmp_path), make_optimizer, before, 8)
-    went_on = backend(period=3).run(save_and_go_on, *arguments)
-    resumed = backend(period=3).run(load_and_go_on, *arguments)
-    for (expected, state), (seen, other_state) in zip(went_on, resumed, strict=True):
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(seen, expected, strict=True))
-        assert state.keys() == other_state.keys()
-        for name, values in state.items():
-            assert values["position"] == other_state[name]["position"] == (before + 8) % 3
-            assert torch.equal(values["momentum"], other_state[name]["momentum"])
 
 
 def synchronize(rank: Any) -> tuple[Tensor, Tensor, Tensor, int, int]:

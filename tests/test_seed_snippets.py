@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from core import Accelerator, ClusterEnvironment, Fabric, Module, Precision, Session, Strategy, Trainer
+from core import Accelerator, ClusterEnvironment, Fabric, Precision, Session, Strategy
 from core.accelerators import CPUAccelerator
 from core.checkpoint import TorchCheckpointIO
 from core.contract import ConfigurationError
@@ -208,15 +208,6 @@ def test_a_registered_strategy_trains_through_fabric(custom_strategy):
     assert not torch.equal(model.weight, before)
 
 
-def test_a_registered_strategy_trains_through_the_trainer(custom_strategy, tmp_path):
-    trainer = Trainer(strategy="custom", max_epochs=1, default_root_dir=tmp_path, enable_progress_bar=False)
-    module = SquareOutputs()
-    before = module.layer.weight.detach().clone()
-    trainer.fit(module, make_loader())
-    assert type(trainer.strategy) is custom_strategy
-    assert not torch.equal(module.layer.weight, before)
-
-
 CUSTOM_DDP = """
 import torch
 from core import Module, Precision, Trainer
@@ -302,12 +293,6 @@ def test_a_strategy_may_extend_each_base_class(base):
     assert isinstance(Fabric(strategy=own(), accelerator="cpu").strategy, base)
 
 
-def test_single_device_strategy_takes_its_device():
-    for device in (torch.device("cpu"), "cpu"):
-        strategy = SingleDeviceStrategy(device)
-        assert (strategy.root_device, Fabric(strategy=strategy).device) == (torch.device("cpu"),) * 2
-
-
 def test_ddp_strategy_takes_parts():
     devices, checkpoint_io, precision = [torch.device("cpu")] * 2, TorchCheckpointIO(), Precision()
     strategy = DDPStrategy(
@@ -354,18 +339,6 @@ def test_what_is_no_part_is_refused_by_position():
 
 
 # what they train --------------------------------------------------------------------------------------------------
-
-
-class SquareOutputs(Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def training_step(self, batch, batch_idx):
-        return self.layer(batch[0]).square().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def make_model():

@@ -136,23 +136,6 @@ def test_a_killed_rank_ends_the_run(program, victim):
     assert "the script went on" not in done.output
 
 
-def test_a_rank_that_sleeps_hears_of_a_failure_too(program):
-    done = program("""
-        def work(environment):
-            if environment.global_rank() == 1:
-                os.kill(os.getpid(), 9)
-            try:
-                time.sleep(600)
-            finally:
-                say("rank 0 cleans up")
-
-        launcher = connected(SubprocessScriptLauncher())
-        launcher.launch(work, launcher.cluster_environment)
-        """).finish(timeout_s=30)
-    assert (done.code, done.output) == (1, "rank 0 cleans up\n")
-    assert "WorkerError: Rank 1 was killed by SIGKILL" in done.errors
-
-
 def test_the_traceback_of_the_rank_that_failed_comes_first(program):
     done = program("""
         def work(environment):

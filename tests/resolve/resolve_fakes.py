@@ -86,3 +86,8 @@ class MemoryIO(CheckpointIO):
 class HereLauncher(Launcher):
     def launch(self, function, *args, **kwargs):
         return function(*args, **kwargs)
+
+
+def decision(resolution, subject):
+    """What was decided on it."""
+    return next(decision for decision in resolution.decisions if decision.subject == subject)

@@ -6,16 +6,12 @@ from core.accelerators import CPUAccelerator
 from core.resolve import resolve
 from core.strategies import DDPStrategy
 from core_testing import Backend
-from resolve.resolve_fakes import FourDevices, ManyDevices, OneDevice
+from resolve.resolve_fakes import FourDevices, ManyDevices, OneDevice, decision
 
 
 def detecting(detection):
     """An accelerator class with this answer."""
     return type("Fake", (OneDevice,), {"name": "acme", "detect": classmethod(lambda cls: detection)})
-
-
-def decision(resolution, subject):
-    return next(decision for decision in resolution.decisions if decision.subject == subject)
 
 
 def test_by_name():

@@ -7,7 +7,7 @@ import torch
 from core import ConfigurationError, DeviceError
 from core.accelerators import CPUAccelerator
 from core.resolve import resolve
-from resolve.resolve_fakes import FourDevices, ManyDevices
+from resolve.resolve_fakes import FourDevices, ManyDevices, decision
 
 
 def devices_of(devices):
@@ -44,14 +44,14 @@ def test_forms(devices, indices):
 )
 def test_automatic_is_one_process_on_a_cpu_and_all_is_one_a_core(devices, number, reason):
     resolution = resolve(accelerator="cpu", strategy=ManyDevices(), devices=devices)
-    decision = next(decision for decision in resolution.decisions if decision.subject == "devices")
-    assert (len(resolution.strategy.parallel_devices), decision.reason) == (number, reason)
+    chosen = decision(resolution, "devices")
+    assert (len(resolution.strategy.parallel_devices), chosen.reason) == (number, reason)
 
 
 def test_of_many_devices_the_first_and_the_last_are_shown():
     resolution = resolve(accelerator="cpu", strategy=ManyDevices(), devices=10)
-    decision = next(decision for decision in resolution.decisions if decision.subject == "devices")
-    assert decision.choice == "10 (indices 0, 1, 2, ..., 9)"
+    chosen = decision(resolution, "devices")
+    assert chosen.choice == "10 (indices 0, 1, 2, ..., 9)"
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,9 @@ from resolve.resolve_fakes import (
     ManyDevices,
     ManyProcesses,
     MemoryIO,
+    decision,
 )
 from support.fake_distributions import make_distribution
-
-
-def decision(resolution, subject):
-    return next(decision for decision in resolution.decisions if decision.subject == subject)
 
 
 def resolved(**arguments):

@@ -8,11 +8,7 @@ from core.accelerators import CPUAccelerator
 from core.registry import DEFAULT_PARALLEL_STRATEGY, known_aliases
 from core.resolve import resolve
 from core.strategies import SingleDeviceStrategy
-from resolve.resolve_fakes import FourDevices, ManyDevices, ManyProcesses, OneDevice
-
-
-def decision(resolution, subject):
-    return next(decision for decision in resolution.decisions if decision.subject == subject)
+from resolve.resolve_fakes import FourDevices, ManyDevices, ManyProcesses, OneDevice, decision
 
 
 def test_auto_with_one_device_is_single_device():

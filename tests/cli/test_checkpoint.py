@@ -109,6 +109,12 @@ def test_weights_for_other_programs(run, path, tmp_path):
     assert torch.equal(loaded["model"]["weight"], torch.ones(300, 200))
 
 
+def test_a_place_that_is_taken(run, path):
+    done = run("convert", path, path, "--to", "torch")
+    assert done.exit_code == 1
+    assert "Something is at" in done.output
+
+
 ACME = """
 import json
 from pathlib import Path

@@ -101,16 +101,6 @@ def test_samples_go_on_counting_when_a_run_is_resumed(tmp_path):
     assert found["throughput/samples"] == {6: 12, 8: 16}
 
 
-def test_the_size_of_nested_batches(tmp_path):
-    class Nested(Tiny):
-        def training_step(self, batch, batch_idx):
-            return super().training_step([batch["inner"][1]], batch_idx)
-
-    trainer = make_trainer(tmp_path, ThroughputMonitor(), logger=True, max_epochs=1, log_every_n_steps=1)
-    trainer.fit(Nested(), [{"inner": ("text", torch.zeros(7, 2))}])
-    assert trainer.callback_metrics["throughput/samples"] == 7
-
-
 def test_a_batch_of_unknown_size(tmp_path):
     class Opaque(Tiny):
         def training_step(self, batch, batch_idx):

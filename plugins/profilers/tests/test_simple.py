@@ -7,7 +7,7 @@ import pytest
 from core import ConfigurationError
 from core.profilers import SimpleProfiler
 from core_testing import in_one_process
-from support.profiled import Listener, Net, Trouble, loader, make_trainer
+from support.profiled import Listener, Net, loader, make_trainer
 
 # The same module serves fits with validation and without.
 pytestmark = pytest.mark.filterwarnings("ignore:.*and no validation loader was given")
@@ -64,13 +64,6 @@ def test_each_stage_has_a_report_of_its_own(tmp_path):
     table = read(tmp_path / "reports" / "validate-mine.txt")
     assert table["validation_step"][0] == 5
     assert "training_step" not in table
-
-
-def test_a_run_that_fails_is_reported_too(tmp_path):
-    trainer = make_trainer(tmp_path, "simple", callbacks=Trouble())
-    with pytest.raises(RuntimeError, match="mine"):
-        trainer.fit(Net(), loader())
-    assert read(tmp_path / "fit-profile.txt")["run_training_step"][0] == 1
 
 
 def test_an_action_may_run_within_itself():

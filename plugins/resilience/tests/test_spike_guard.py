@@ -1,8 +1,6 @@
 """A run that met bad batches equals the run that never saw them."""
 
-import csv
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -175,14 +173,9 @@ def test_what_is_out_of_range_is_named_and_counted_and_made(tmp_path):
     assert again.num_out_of_range == 1
 
 
-SOUND = {
-    "sorted by class": [*[0.01] * 100, *[9.0] * 100, *[0.1] * 100],
-    "heavy tails": (3 * torch.randn(300, generator=torch.Generator().manual_seed(0))).exp().tolist(),
-}
-
-
-@pytest.mark.parametrize("losses", SOUND.values(), ids=SOUND)
-def test_a_sound_run_of_batches_of_one_is_that_without_a_guard(tmp_path, recwarn, losses):
+def test_a_sound_run_of_batches_of_one_is_that_without_a_guard(tmp_path, recwarn):
+    """Its losses have heavy tails."""
+    losses = (3 * torch.randn(300, generator=torch.Generator().manual_seed(0))).exp().tolist()
     guard, rows = SpikeGuard(), [[loss, 1.0] for loss in losses]
     weights = []
     for callback in (guard, Callback()):
@@ -246,17 +239,6 @@ def test_too_many_in_all_end_the_run_also_one_that_went_on(tmp_path):
         )
     assert found.value.step == 3
     assert again.state_dict()["values"]["highest loss"] == [1.0, 1.0, 1.0]
-
-
-def test_the_count_is_logged(tmp_path):
-    logger = CSVLogger(tmp_path)
-    trainer = fit_losses(tmp_path, [[1.0, 1.0], NAN, [1.0, 1.0], NAN, [1.0, 1.0]], SpikeGuard(), logger=logger)
-    rows = list(csv.DictReader((Path(trainer.log_dir) / "metrics.csv").read_text(encoding="utf-8").splitlines()))
-    assert [(row["step"], row["spike_guard/skipped"]) for row in rows if row["spike_guard/skipped"]] == [
-        ("1", "1.0"),
-        ("2", "2.0"),
-    ]
-    assert trainer.callback_metrics["spike_guard/skipped"] == 2
 
 
 class Engine(SingleDeviceStrategy):

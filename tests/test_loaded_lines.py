@@ -78,7 +78,7 @@ MOST = {
 )
 def test_what_is_loaded_grows_by_decision_only(program, most, tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", f"{LOADED}{program}\nprint(json.dumps(files))"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     files = json.loads(done.stdout.splitlines()[-1])
     counts = {user: sum(map(code_lines, {*paths})) for user, paths in files.items()}

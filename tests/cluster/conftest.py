@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from core_testing.waiting import slowness
 from support.slurm_cluster import slurm
 
 __all__ = ["slurm"]
@@ -72,7 +73,7 @@ def run(tmp_path):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=150 * slowness(),
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

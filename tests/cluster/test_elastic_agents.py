@@ -73,7 +73,7 @@ class Nodes:
         for agent in self.agents:
             if agent.poll() is None:
                 os.killpg(agent.pid, signal.SIGTERM)
-                agent.wait(30)
+                agent.wait(30 * slowness())
 
 
 def is_of(pid, agent_pid):

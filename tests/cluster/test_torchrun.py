@@ -16,6 +16,7 @@ from core.cluster import TorchElasticEnvironment, reserve_port
 from core.strategies import ParallelStrategy
 from core.strategies.rendezvous import timeout
 from core_testing import programs
+from core_testing.waiting import slowness
 
 
 @pytest.mark.slow
@@ -41,7 +42,7 @@ fabric.launch()
 def test_a_rank_that_has_left_is_named_by_those_who_would_wait_for_it(tmp_path, torchrun):
     (tmp_path / "script.py").write_text(LEAVES)
     command = [*torchrun, "--standalone", "--nproc-per-node", "2", str(tmp_path / "script.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200 * slowness(), check=False)
     assert done.returncode == 1
     assert "WorkerError: Rank 1 ended the program without reaching the start of the process group" in done.stderr
 

@@ -15,6 +15,7 @@ import yaml
 from core import Found
 from core.cluster import KubeflowEnvironment, reserve_port
 from core_testing import programs
+from core_testing.waiting import slowness
 
 PAGE = (Path(__file__).parents[2] / "docs" / "several-nodes.md").read_text(encoding="utf-8")
 FILES = [yaml.safe_load(each) for each in re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)]
@@ -25,7 +26,7 @@ def run_nodes(folder, start):
     (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
     (folder / "train.py").write_text(program, encoding="utf-8")
     nodes = [start(rank) for rank in ("0", "1")]
-    outputs = [node.communicate(timeout=120) for node in nodes]
+    outputs = [node.communicate(timeout=120 * slowness()) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
     return [out for out, _ in outputs]
 

@@ -48,7 +48,7 @@ def test_an_error_before_any_fabric_is_shown_once_too(tmp_path):
         environment = os.environ | {"TORCHELASTIC_ERROR_FILE": str(file), "RANK": rank}
         program = "from core import ConfigurationError\nraise ConfigurationError('n=0')"
         with open(tmp_path / "shown", "a") as shown:
-            subprocess.run([sys.executable, "-c", program], env=environment, stderr=shown, check=False, timeout=100)
+            subprocess.run([sys.executable, "-c", program], env=environment, stderr=shown, check=False)
         assert "core.ConfigurationError: n=0" in file.read_text()
     assert (tmp_path / "shown").read_text().count("n=0") == 1
 

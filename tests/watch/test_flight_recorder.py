@@ -24,7 +24,7 @@ def test_reading_it_imports_nothing(tmp_path):
     """The main thread may be importing the same, as at the first call of a compiled module."""
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines() == [
         "Collective(name='', is_usual=False, num_calls=0)",
         "[]",

@@ -76,7 +76,7 @@ KILL_0 = """
 if number == 0 and rank == 0:
     os.kill(os.getpid(), signal.SIGKILL)
 if number == 0:
-    time.sleep(100)
+    time.sleep(1000)
 """
 
 
@@ -114,7 +114,7 @@ def test_a_rank_lost_while_others_meet_or_have_ended(tmp_path):
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
     if number < 2:
-        time.sleep(100)
+        time.sleep(1000)
     """
     code, _, errors = run(tmp_path, script, "--devices", "2")
     assert code == 0, errors
@@ -127,7 +127,7 @@ def test_a_rank_lost_before_the_others_begin(tmp_path):
     (tmp_path / "train.py").write_text(
         "import os, time\n"
         "number = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
-        "os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' and number < 8 else time.sleep(100 * (number < 8))\n"
+        "os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' and number < 8 else time.sleep(1000 * (number < 8))\n"
     )
     command = [*programs.CORE, "go-on", "--devices", "3", "--max-losses", "8", "train.py"]
     program = programs.start(command, cwd=tmp_path)
@@ -144,7 +144,7 @@ def test_what_a_script_waits_for_is_broken_off(tmp_path):
     try:
         while number == 0:
             try:
-                time.sleep(100)
+                time.sleep(1000)
             except Exception:
                 pass
     finally:
@@ -171,7 +171,7 @@ def test_a_process_that_stays_keeps_no_object_of_an_earlier_round(tmp_path):
     if number < 3 and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if number < 3:
-        time.sleep(100)
+        time.sleep(1000)
     """
     code, output, errors = run(tmp_path, script, "--devices", "2")
     assert code == 0, errors
@@ -206,7 +206,7 @@ def test_an_error_that_a_loss_has_led_to_ends_no_run(tmp_path):
 
 
 def test_an_error_of_the_script_ends_the_run(tmp_path):
-    code, _, errors = run(tmp_path, "if rank == 1:\n    1 / 0\ntime.sleep(100)\n", "--devices", "2")
+    code, _, errors = run(tmp_path, "if rank == 1:\n    1 / 0\ntime.sleep(1000)\n", "--devices", "2")
     assert code == 1
     assert "train.py" in errors
     assert "ZeroDivisionError" in errors
@@ -215,7 +215,7 @@ def test_an_error_of_the_script_ends_the_run(tmp_path):
 
 def test_losses_are_limited(tmp_path):
     code, _, errors = run(
-        tmp_path, "os.kill(os.getpid(), 9) if rank else time.sleep(100)", "--devices", "2", "--max-losses", "2"
+        tmp_path, "os.kill(os.getpid(), 9) if rank else time.sleep(1000)", "--devices", "2", "--max-losses", "2"
     )
     assert code == 1
     assert len(rounds(tmp_path)) == 3
@@ -229,7 +229,7 @@ def test_a_signal_is_handed_on(tmp_path, number, code):
     script = """
     try:
         log("inside")
-        time.sleep(100)
+        time.sleep(1000)
     except BaseException as error:
         print(type(error).__name__)
         raise
@@ -245,7 +245,7 @@ def test_a_signal_is_handed_on(tmp_path, number, code):
 
 
 def test_ranks_end_with_the_launcher(tmp_path):
-    program = start(tmp_path, "time.sleep(100)", "--devices", "2")
+    program = start(tmp_path, "time.sleep(1000)", "--devices", "2")
     found = await_rounds(tmp_path, 1, 2)
     os.kill(program.pid, signal.SIGKILL)
     program.wait(60 * slowness())
@@ -269,7 +269,7 @@ def is_running(pid):
 def test_a_lost_node_is_replaced_or_left_out(tmp_path, request, least_nodes):
     port = str(reserve_port(request))
     options = ["--devices", "2", "--num-nodes", "2", "--min-nodes", str(least_nodes), "--main-port", port]
-    script = "if number == 0: time.sleep(100)"
+    script = "if number == 0: time.sleep(1000)"
     first = start(tmp_path, script, *options)
     second = start(tmp_path, script, *options, "--node-rank", "1")
     before = await_rounds(tmp_path, 1, 4)[0]

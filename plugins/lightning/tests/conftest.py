@@ -1,5 +1,6 @@
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -12,8 +13,11 @@ ROOTS = ("lightning", "lightning_fabric", "pytorch_lightning")
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Lightning's names mean core, until the test ends."""
+    """Lightning's names mean core, until the test ends; with `UNDER_LIGHTNING=1` before pytest, Lightning itself."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    if "UNDER_LIGHTNING" in os.environ:
+        yield importlib.import_module
+        return
     core_lightning.install()
     yield importlib.import_module
     # No list of before: a package that a test imports may have added a finder of its own.
@@ -36,10 +40,20 @@ def boring(installed):
 
 
 @pytest.fixture
-def program(installed):
+def loaded(installed):
+    """Imports a file of this folder, which imports Lightning itself."""
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(f"lightning_{Path(name).stem}", Path(__file__).parent / name)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # for good: libraries that list all callbacks import it
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture
+def program(loaded):
     """The program, imported as a script would be."""
-    path = Path(__file__).with_name("program.py")
-    spec = importlib.util.spec_from_file_location("lightning_program", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("program.py")

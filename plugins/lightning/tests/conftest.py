@@ -2,6 +2,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ def installed(monkeypatch):
     if "UNDER_LIGHTNING" in os.environ:
         yield importlib.import_module
         return
+    warnings.filterwarnings("ignore", "core trains in Lightning's place")  # until the test ends: pytest puts them back
     core_lightning.install()
     yield importlib.import_module
     # No list of before: a package that a test imports may have added a finder of its own.
@@ -51,6 +53,13 @@ def loaded(installed):
         return module
 
     return load
+
+
+@pytest.fixture
+def lit(loaded, tmp_path, monkeypatch):
+    """Small nets for Lightning, in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    return loaded("small.py")
 
 
 @pytest.fixture

@@ -8,10 +8,6 @@ import core
 from core.accelerators import CPUAccelerator
 from core.registry import ACCELERATOR_REGISTRY
 
-pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
-
-QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-
 
 @pytest.fixture
 def own(installed):
@@ -59,10 +55,9 @@ def own(installed):
 
 
 @pytest.mark.parametrize("devices", [1, "auto", -1])
-def test_a_programs_own_trains(pl, boring, own, devices):
+def test_a_programs_own_trains(lit, own, devices):
     accelerator = own()
-    trainer = pl.Trainer(accelerator=accelerator, devices=devices, fast_dev_run=1, **QUIET)
-    trainer.fit(boring.BoringModel())
+    trainer = lit.fit(lit.Plain(), accelerator=accelerator, devices=devices)
     assert (trainer.accelerator, accelerator.name, accelerator.name()) == (accelerator, "own", "own")
     assert [one for one in own.told if one[0] == "trainer"] == [("trainer", trainer)]
     assert ("device", torch.device("cpu")) in own.told
@@ -70,28 +65,28 @@ def test_a_programs_own_trains(pl, boring, own, devices):
     assert accelerator.memory_stats(torch.device("cpu")) == {"heat": 1.0}
 
 
-def test_one_that_is_not_here_is_an_error(pl, own):
+def test_one_that_is_not_here_is_an_error(lit, own):
     own.here = False
     with pytest.raises(core.DeviceError, match=r"OwnAccelerator.is_available\(\) is false"):
-        pl.Trainer(accelerator=own(), devices=1, **QUIET)
+        lit.make_trainer(accelerator=own())
 
 
-def test_devices_that_are_no_indices_are_an_error(pl, own):
+def test_devices_that_are_no_indices_are_an_error(lit, own):
     class Odd(own):
         @staticmethod
         def parse_devices(devices):
             return "own:0"
 
     with pytest.raises(core.ConfigurationError, match=r"Odd.parse_devices\(1\) returned 'own:0'. Expected indices"):
-        pl.Trainer(accelerator=Odd(), devices=1, **QUIET)
+        lit.make_trainer(accelerator=Odd())
 
 
-def test_a_registered_one_has_its_name_and_auto_leaves_it(pl, installed, own):
+def test_a_registered_one_has_its_name_and_auto_leaves_it(lit, installed, own):
     registry = installed("lightning.pytorch.accelerators").AcceleratorRegistry
     registry.register("own", own, description="of this test")
     try:
-        assert isinstance(pl.Trainer(accelerator="own", devices=1, **QUIET).accelerator, own)
-        assert not isinstance(pl.Trainer(accelerator="auto", devices=1, **QUIET).accelerator, own)
+        assert isinstance(lit.make_trainer(accelerator="own").accelerator, own)
+        assert not isinstance(lit.make_trainer(accelerator="auto").accelerator, own)
     finally:
         ACCELERATOR_REGISTRY.remove("own")
 
@@ -108,14 +103,13 @@ def test_cores_own_are_asked_as_lightnings_are(installed):
     assert not isinstance(CPUAccelerator(), accelerators.CUDAAccelerator)
 
 
-def test_a_callback_logs_as_the_module_does(pl, boring):
-    class Logs(nn.Module, pl.Callback):
+def test_a_callback_logs_as_the_module_does(lit):
+    class Logs(nn.Module, lit.pl.Callback):
         def on_train_batch_end(self, trainer, *_):
             self.log("seen", 1.0)
             self.log_dict({"twice": 2.0})
 
-    trainer = pl.Trainer(accelerator="cpu", max_steps=1, callbacks=Logs(), **QUIET)
-    trainer.fit(boring.BoringModel())
-    (callback,) = (one for one in trainer.callbacks if isinstance(one, Logs))
+    callback = Logs()
+    trainer = lit.fit(lit.Plain(), max_steps=1, callbacks=callback)
     assert (trainer.callback_metrics["seen"], trainer.callback_metrics["twice"]) == (1, 2)
     assert not hasattr(callback, "log")

@@ -15,8 +15,6 @@ from core_lightning import allowed_objects
 from core_lightning.allowed_objects import KEY, RefusedClassError, from_bytes, refusal, to_bytes
 from core_lightning.hyperparameters import note_objects
 
-pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
-
 
 class Kind(enum.Enum):
     A = "a"

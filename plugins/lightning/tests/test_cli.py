@@ -11,7 +11,6 @@ import yaml
 import core
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:core trains in Lightning's place"),
     pytest.mark.filterwarnings("ignore:EarlyStopping monitors 'x'"),
     pytest.mark.skipif(importlib.util.find_spec("jsonargparse") is None, reason="needs jsonargparse"),
 ]

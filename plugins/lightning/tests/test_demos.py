@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.filterwarnings("ignore:core trains in Lightning's place"), pytest.mark.numbers]
+pytestmark = pytest.mark.numbers
 
 QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
 

@@ -5,58 +5,38 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
-
-QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-SHORT = {**QUIET, "max_epochs": 2, "limit_train_batches": 1, "limit_val_batches": 0}
-BARE = {**SHORT, "logger": False, "enable_checkpointing": False}
-pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
 
 
-def test_a_precision_has_lightnings_class_and_name(installed, pl):
-    plugins = installed("lightning.pytorch.plugins")
-    for name, kind in (
-        ("bf16-mixed", plugins.MixedPrecision),
-        ("64-true", plugins.DoublePrecision),
-        ("bf16-true", plugins.HalfPrecision),
-        ("32-true", plugins.Precision),
-    ):
-        found = pl.Trainer(precision=name, logger=False, **QUIET).precision_plugin
-        assert isinstance(found, kind)
-        assert found.precision == name
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("bf16-mixed", "MixedPrecision"),
+        ("64-true", "DoublePrecision"),
+        ("bf16-true", "HalfPrecision"),
+        ("32-true", "Precision"),
+    ],
+)
+def test_a_precision_has_lightnings_class_and_name(installed, lit, name, kind):
+    found = lit.make_trainer(precision=name).precision_plugin
+    assert isinstance(found, getattr(installed("lightning.pytorch.plugins"), kind))
+    assert found.precision == name
 
 
-@pytest.mark.parametrize("form", ["scheduler", "dict"])
-def test_one_scheduler_beside_a_list_of_optimizers(pl, boring, form):
-    class Model(boring.BoringModel):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), 0.1)
-            self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-            return [optimizer], self.scheduler if form == "scheduler" else {"scheduler": self.scheduler}
-
-    model = Model()
-    pl.Trainer(**BARE).fit(model)
-    assert model.scheduler.get_last_lr() == [0.025]
-
-
-def test_a_callback_without_a_state_no_logs_and_a_summary_of_its_own(installed, pl, boring, capsys):
-    class Stateless(pl.Callback):
+def test_a_callback_without_a_state_no_logs_and_a_summary_of_its_own(lit, capsys):
+    class Stateless(lit.pl.Callback):
         def state_dict(self):
             return None
 
-    summary = installed("lightning.pytorch.callbacks").ModelSummary()
-    trainer = pl.Trainer(**SHORT, logger=False, log_every_n_steps=0, callbacks=[Stateless(), summary])
-    trainer.fit(boring.BoringModel())
+    callbacks = [Stateless(), lit.pl.callbacks.ModelSummary()]
+    trainer = lit.make_trainer(log_every_n_steps=0, callbacks=callbacks, max_epochs=1, enable_checkpointing=True)
+    trainer.fit(lit.Plain(), lit.load(), lit.load())
     assert Path(trainer.checkpoint_callback.best_model_path).exists()
-    trainer.test(boring.BoringModel(), ckpt_path="best", verbose=False)  # without a monitor the newest
+    trainer.test(lit.Plain(), lit.load(), ckpt_path="best", verbose=False)  # without a monitor the newest
     assert "trainable parameters" in capsys.readouterr().out
 
 
-def test_loaders_that_were_passed_are_read_again_where_reloading_was_asked_for(pl, boring):
-    loader = DataLoader(torch.randn(2, 32))
-    trainer = pl.Trainer(**BARE, reload_dataloaders_every_n_epochs=1)
-    trainer.fit(boring.BoringModel(), loader)
-    assert trainer.global_step == 2
+def test_loaders_that_were_passed_are_read_again_where_reloading_was_asked_for(lit):
+    assert lit.fit(lit.Plain(), reload_dataloaders_every_n_epochs=1).global_step == 8
 
 
 @pytest.mark.filterwarnings("ignore:precision='16-mixed' is bf16-mixed")
@@ -73,8 +53,8 @@ def test_fabric_takes_optimizers_before_their_module_and_float16_on_a_cpu(instal
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="pip install tensorboard")
-def test_logs_go_to_tensorboard_unless_it_is_not_installed(installed, pl, monkeypatch):
-    trainer = pl.Trainer(**SHORT)
+def test_logs_go_to_tensorboard_unless_it_is_not_installed(lit, monkeypatch):
+    trainer = lit.make_trainer(logger=True)
     assert type(trainer.logger).__name__ == "TensorBoardLogger"
     trainer.logger.experiment.add_scalar("own", 1.0, 0)
     trainer.logger.log_hyperparams({"lr": 0.1}, {"score": 0.5})
@@ -83,7 +63,7 @@ def test_logs_go_to_tensorboard_unless_it_is_not_installed(installed, pl, monkey
     assert b"score" in events.read_bytes()
     assert b"hp_metric" not in events.read_bytes()
     monkeypatch.setattr("core_lightning._loggers.find_spec", lambda name: None)
-    assert type(pl.Trainer(**SHORT).logger).__name__ == "CSVLogger"
+    assert type(lit.make_trainer(logger=True).logger).__name__ == "CSVLogger"
 
 
 def test_rows_are_written_through_the_experiment(installed, tmp_path):

@@ -7,8 +7,6 @@ import torch
 
 import core
 
-pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
-
 
 def test_throughput_is_of_the_window_and_of_all_devices(installed):
     utilities = installed("lightning.fabric.utilities")

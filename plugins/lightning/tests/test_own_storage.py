@@ -7,8 +7,6 @@ from core.registry import STRATEGY_REGISTRY
 from core.strategies import SingleDeviceStrategy
 from core_lightning import LightningCheckpointIO
 
-pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
-
 
 @pytest.fixture
 def preset():

@@ -7,17 +7,13 @@ import torch
 
 import core
 
-QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "enable_checkpointing": False}
-SHORT = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 0, "accelerator": "cpu", **QUIET}
-pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
-
 
 @pytest.fixture
 def strategies(installed):
     return installed("lightning.pytorch.strategies")
 
 
-def test_a_strategy_sees_the_module_each_loader_and_each_backward(pl, boring, strategies):
+def test_a_strategy_sees_the_module_each_loader_and_each_backward(lit, strategies):
     seen = []
 
     class Own(strategies.SingleDeviceStrategy):
@@ -35,11 +31,11 @@ def test_a_strategy_sees_the_module_each_loader_and_each_backward(pl, boring, st
         def post_backward(self, closure_loss):
             seen.append(next(self.model.parameters()).grad is None)
 
-    pl.Trainer(strategy=Own("cpu"), **SHORT).fit(boring.BoringModel())
-    assert seen == ["BoringModel", "DataLoader", True, False, True, False]
+    lit.fit(lit.Plain(), val=False, strategy=Own("cpu"), max_steps=2)
+    assert seen == ["Plain", "DataLoader", True, False, True, False]
 
 
-def test_ddp_with_a_wrapper_and_shares_of_its_own(pl, boring, strategies):
+def test_ddp_with_a_wrapper_and_shares_of_its_own(lit, strategies):
     pytest.importorskip("core_ddp")
     models = []
 
@@ -52,32 +48,30 @@ def test_ddp_with_a_wrapper_and_shares_of_its_own(pl, boring, strategies):
             models.append(self.model)
 
     strategy = Own(process_group_backend="gloo")
-    trainer = pl.Trainer(strategy=strategy, devices=1, **SHORT)
+    trainer = lit.make_trainer(strategy=strategy)
     assert (strategy.data_parallel_size, strategy.data_parallel_rank) == (2, 1)
     assert trainer.world_size == 1
     assert strategies.DDPStrategy().distributed_sampler_kwargs == {"num_replicas": 1, "rank": 0}
     whole = type("Whole", (strategies.DDPStrategy,), {"configure_ddp": Own.configure_ddp})
-    pl.Trainer(strategy=whole(process_group_backend="gloo"), devices=1, **SHORT).fit(boring.BoringModel())
+    lit.fit(lit.Plain(), strategy=whole(process_group_backend="gloo"))
     assert len(models) == 1
 
 
-def test_an_override_of_load_checkpoint_is_refused_when_one_is_loaded(pl, boring, strategies, tmp_path):
+def test_an_override_of_load_checkpoint_is_refused_when_one_is_loaded(lit, strategies):
     class Own(strategies.SingleDeviceStrategy):
         def load_checkpoint(self, checkpoint_path, weights_only=None):
             raise AssertionError
 
-    trainer = pl.Trainer(strategy=Own("cpu"), **SHORT)
-    trainer.fit(boring.BoringModel())
-    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    lit.fit(lit.Plain(), strategy=Own("cpu")).save_checkpoint("saved.ckpt")
     with pytest.raises(core.ConfigurationError, match=r"Own.load_checkpoint: nothing calls it"):
-        pl.Trainer(strategy=Own("cpu"), **SHORT).fit(boring.BoringModel(), ckpt_path=tmp_path / "saved.ckpt")
+        lit.fit(lit.Plain(), strategy=Own("cpu"), ckpt_path="saved.ckpt")
 
 
-def test_parts_that_packages_ask_for(pl, installed, tmp_path):
+def test_parts_that_packages_ask_for(lit, installed, tmp_path):
     bars = installed("lightning.pytorch.callbacks.progress.progress_bar")
-    trainer = pl.Trainer(**{**SHORT, "logger": installed("lightning.pytorch.loggers").CSVLogger(tmp_path, version=3)})
+    trainer = lit.make_trainer(logger=lit.pl.loggers.CSVLogger(tmp_path, version=3))
     assert bars.get_standard_metrics(trainer) == {"v_num": 3}
-    assert bars.get_standard_metrics(pl.Trainer(**SHORT)) == {}
+    assert bars.get_standard_metrics(lit.make_trainer()) == {}
     assert trainer._accelerator_connector._parallel_devices == [torch.device("cpu")]
     assert issubclass(installed("lightning.pytorch.callbacks.progress.rich_progress").CustomProgress, object)
-    assert pl._logger is logging.getLogger("lightning.pytorch")
+    assert lit.pl._logger is logging.getLogger("lightning.pytorch")

@@ -10,12 +10,8 @@ from torch import nn
 import core
 from core.cluster import LocalEnvironment
 
-pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
 
-QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-
-
-def test_precisions_take_lightnings_arguments(installed, pl, boring):
+def test_precisions_take_lightnings_arguments(installed):
     plugins = installed("lightning.pytorch.plugins")
     mixed = plugins.MixedPrecision("bf16-mixed", "cpu")
     assert (mixed.precision, mixed.dtype, mixed.scaler) == ("bf16-mixed", torch.bfloat16, None)
@@ -23,17 +19,19 @@ def test_precisions_take_lightnings_arguments(installed, pl, boring):
         plugins.MixedPrecision("32", "cpu")
     with pytest.raises(core.ConfigurationError, match=r"HalfPrecision\('16-mixed'\): expected '16-true'"):
         plugins.HalfPrecision("16-mixed")
-    for plugin, dtype in (
-        (plugins.DoublePrecision(), torch.float64),
-        (plugins.HalfPrecision("bf16-true"), torch.bfloat16),
-    ):
-        module = boring.BoringModel()
-        trainer = pl.Trainer(fast_dev_run=1, accelerator="cpu", plugins=plugin, **QUIET)
-        trainer.fit(module)
-        assert (module.layer.weight.dtype, trainer.precision_plugin) == (dtype, plugin)
 
 
-def test_an_environment_in_lightnings_form_has_its_numbers_set(installed, pl):
+@pytest.mark.parametrize(
+    ("name", "arguments", "dtype"),
+    [("DoublePrecision", (), torch.float64), ("HalfPrecision", ("bf16-true",), torch.bfloat16)],
+)
+def test_a_precision_is_used(installed, lit, name, arguments, dtype):
+    plugin, net = getattr(installed("lightning.pytorch.plugins"), name)(*arguments), lit.Plain()
+    trainer = lit.fit(net, max_epochs=1, plugins=plugin)
+    assert (net.layers.weight.dtype, trainer.precision_plugin) == (dtype, plugin)
+
+
+def test_an_environment_in_lightnings_form_has_its_numbers_set(installed, lit):
     environments = installed("lightning.fabric.plugins.environments")
     told = []
 
@@ -64,7 +62,7 @@ def test_an_environment_in_lightnings_form_has_its_numbers_set(installed, pl):
     own.validate(2, 1)
     assert told == [("size", 2), ("rank", 1), ("devices", 2, 1)]
     assert not own.creates_processes
-    assert pl.Trainer(accelerator="cpu", plugins=own, **QUIET).world_size == 1
+    assert lit.make_trainer(plugins=own).world_size == 1
 
 
 def test_environments_detect_by_a_bool_and_cores_own_are_among_them(installed, monkeypatch):
@@ -81,11 +79,11 @@ def test_environments_detect_by_a_bool_and_cores_own_are_among_them(installed, m
     assert not isinstance(LocalEnvironment(), environments.SLURMEnvironment)
 
 
-def test_a_program_for_slurm_runs_outside_of_it(installed, pl, monkeypatch):
+def test_a_program_for_slurm_runs_outside_of_it(installed, lit, monkeypatch):
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     kind = installed("lightning.pytorch.plugins.environments").SLURMEnvironment
-    trainer = pl.Trainer(accelerator="cpu", plugins=[kind(auto_requeue=False)], logger=False)
+    trainer = lit.make_trainer(plugins=[kind(auto_requeue=False)])
     assert not isinstance(trainer.strategy.cluster_environment, kind)
     fabric = installed("lightning.fabric").Fabric(accelerator="cpu", plugins=kind())
     assert not isinstance(fabric.strategy.cluster_environment, kind)
@@ -93,12 +91,7 @@ def test_a_program_for_slurm_runs_outside_of_it(installed, pl, monkeypatch):
 
 def test_a_strategy_without_its_package_says_what_to_install_when_it_is_made(installed):
     strategies = installed("lightning.fabric.strategies")
-    missing = next(
-        kind
-        for name in ("XLAFSDPStrategy", "DataParallelStrategy")
-        if issubclass(kind := getattr(strategies, name), core.Strategy)
-    )
-    assert issubclass(missing, core.Strategy)
+    assert issubclass(strategies.XLAFSDPStrategy, core.Strategy)
     absent = installed("core_lightning.strategies")._stand_in("SomeStrategy", "pip install core-some")
     assert not isinstance(core.Strategy, absent)
     with pytest.raises(core.ConfigurationError, match="pip install core-some"):
@@ -108,14 +101,10 @@ def test_a_strategy_without_its_package_says_what_to_install_when_it_is_made(ins
 def test_a_strategy_alone_has_one_rank(installed):
     strategy = installed("lightning.pytorch.strategies").SingleDeviceStrategy("cpu")
     assert (strategy.root_device, strategy.world_size, strategy.is_global_zero) == (torch.device("cpu"), 1, True)
-    assert (strategy.broadcast(3), strategy.reduce(torch.tensor(2.0)), strategy.barrier()) == (
-        3,
-        torch.tensor(2.0),
-        None,
-    )
+    assert (strategy.broadcast(3), strategy.reduce(torch.tensor(2.0)), strategy.barrier()) == (3, 2.0, None)
 
 
-def test_layers_are_synced_while_several_ranks_train(installed, pl, boring):
+def test_layers_are_synced_while_several_ranks_train(installed, lit):
     pytest.importorskip("core_ddp")
     layer_sync = installed("lightning.pytorch.plugins.layer_sync")
     calls = []
@@ -129,14 +118,13 @@ def test_layers_are_synced_while_several_ranks_train(installed, pl, boring):
             calls.append("revert")
             return model
 
-    for strategy, expected in (("auto", []), ("ddp", ["apply", "revert"])):
-        trainer = pl.Trainer(fast_dev_run=1, accelerator="cpu", devices=1, strategy=strategy, plugins=[Own()], **QUIET)
-        trainer.fit(boring.BoringModel())
-        assert calls == expected
+    lit.fit(lit.Plain(), max_epochs=1, plugins=[Own()])
+    assert calls == []
+    lit.fit(lit.Plain(), max_epochs=1, strategy="ddp", plugins=[Own()])
+    assert calls == ["apply", "revert"]
     other = type("Other", (Own,), {"apply": lambda self, model: nn.Sequential(model)})
-    trainer = pl.Trainer(fast_dev_run=1, accelerator="cpu", devices=1, strategy="ddp", plugins=other(), **QUIET)
-    with pytest.raises(core.ModuleError, match=r"Other\.apply returned another module than BoringModel"):
-        trainer.fit(boring.BoringModel())
+    with pytest.raises(core.ModuleError, match=r"Other\.apply returned another module than Plain"):
+        lit.fit(lit.Plain(), strategy="ddp", plugins=other())
 
 
 def test_torchs_batch_norms_over_ranks_come_and_go(installed):
@@ -152,18 +140,16 @@ def test_torchs_batch_norms_over_ranks_come_and_go(installed):
     assert reverted(torch.zeros(4, 2)).shape == (4, 3)
 
 
-def test_a_checkpoint_callback_has_an_absolute_folder_and_may_leave_super_out(pl, boring, tmp_path):
-    class Own(pl.callbacks.ModelCheckpoint):
+def test_a_checkpoint_callback_has_an_absolute_folder_and_may_leave_super_out(lit, tmp_path):
+    class Own(lit.pl.callbacks.ModelCheckpoint):
         def on_train_start(self, trainer, pl_module):
             self.began = trainer.global_step
 
     own = Own("saved", save_last=True)
     assert own.dirpath == str(tmp_path.resolve() / "saved")
-    pl.Trainer(max_epochs=1, limit_train_batches=1, accelerator="cpu", callbacks=[own], **QUIET).fit(
-        boring.BoringModel()
-    )
+    lit.fit(lit.Plain(), callbacks=[own], enable_checkpointing=True)
     assert (own.began, os.path.basename(own.last_model_path)) == (0, "last.ckpt")
-    assert pl.callbacks.ModelCheckpoint("memory://saved").dirpath == "memory://saved"
+    assert lit.pl.callbacks.ModelCheckpoint("memory://saved").dirpath == "memory://saved"
 
 
 def test_fabrics_loggers_take_root_dir(installed, tmp_path):
@@ -248,31 +234,28 @@ def test_fabrics_wrappers_are_known_and_unwrapped(installed):
 
 
 @pytest.mark.filterwarnings("ignore:Without has a validation_step")
-def test_packages_ask_for_devices_and_loaders_by_private_names(installed, pl, boring):
+def test_packages_ask_for_devices_and_loaders_by_private_names(installed, lit):
     connector = installed("lightning.pytorch.trainer.connectors.accelerator_connector")._AcceleratorConnector
     found = connector(accelerator="cpu", devices=2)
     assert (found._accelerator_flag, found._devices_flag, found._choose_auto_accelerator()) == ("cpu", 2, "cpu")
-    defined = []
 
-    class Net(boring.BoringModel):
-        def configure_optimizers(self):
-            defined.append(self.trainer.fit_loop.epoch_loop.val_loop._data_source.is_defined())
-            return super().configure_optimizers()
+    class Without(lit.Plain):
+        def on_train_start(self):
+            self.seen.append(self.trainer.fit_loop.epoch_loop.val_loop._data_source.is_defined())
 
-    class Without(Net):
-        val_dataloader = pl.LightningModule.val_dataloader
+    class With(Without):
+        def val_dataloader(self):
+            return lit.load()
 
-    loader = torch.utils.data.DataLoader(boring.RandomDataset(32, 2))
-    for kind, loaders in ((Net, {}), (Without, {}), (Without, {"val_dataloaders": loader})):
-        trainer = pl.Trainer(fast_dev_run=1, accelerator="cpu", **QUIET)
-        trainer.fit(kind(), loader, **loaders)
-    assert defined == [True, False, True]
+    for kind, val, expected in ((With, False, True), (Without, False, False), (Without, True, True)):
+        net = kind()
+        lit.fit(net, val, limit_val_batches=None)
+        assert net.seen == [expected]
 
 
-def test_checkpoints_stand_alone_in_their_folder(pl, boring, tmp_path):
-    trainer = pl.Trainer(max_epochs=1, limit_train_batches=1, accelerator="cpu", **QUIET)
-    trainer.fit(boring.BoringModel())
-    assert os.listdir(tmp_path / "checkpoints") == ["epoch=0-step=1.ckpt"]
+def test_checkpoints_stand_alone_in_their_folder(lit):
+    lit.fit(lit.Plain(), enable_checkpointing=True)
+    assert os.listdir("checkpoints") == ["epoch=1-step=8.ckpt"]
 
 
 def test_callbacks_forget_a_fit_before(installed):

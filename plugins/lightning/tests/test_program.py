@@ -23,7 +23,7 @@ SHUFFLED = torch.tensor([[-0.36182284355163574, -0.7486072182655334]])
 AS_ROUNDED = {"rtol": 1e-5, "atol": 1e-6}
 """How far the same program may come to lie from what another kind of processor has recorded: it rounds otherwise."""
 
-pytestmark = [pytest.mark.filterwarnings("ignore:core trains in Lightning's place"), pytest.mark.numbers]
+pytestmark = pytest.mark.numbers
 
 
 @pytest.fixture

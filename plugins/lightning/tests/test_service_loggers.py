@@ -9,7 +9,6 @@ import pytest
 import core
 from core_testing import programs
 
-pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
 WANDB = """
 import pathlib, torch, core_lightning
 core_lightning.install()

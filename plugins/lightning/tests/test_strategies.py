@@ -7,9 +7,6 @@ import torch
 
 import core
 
-QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "enable_checkpointing": False}
-pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
-
 
 @pytest.fixture
 def single(installed):
@@ -17,10 +14,10 @@ def single(installed):
     return installed("lightning.pytorch.strategies").SingleDeviceStrategy
 
 
-def test_a_strategy_has_lightnings_names(pl, boring, single):
-    model, seen = boring.BoringModel(), []
+def test_a_strategy_has_lightnings_names(lit, single):
+    model, seen = lit.Plain(), []
 
-    class Reads(pl.Callback):
+    class Reads(lit.pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, *_):
             strategy = trainer.strategy
             seen.append((strategy.lightning_module is pl_module, sorted(strategy.lightning_module_state_dict())))
@@ -28,23 +25,21 @@ def test_a_strategy_has_lightnings_names(pl, boring, single):
             weights = {name: torch.zeros_like(value) for name, value in pl_module.state_dict().items()}
             strategy.load_model_state_dict({"state_dict": weights})
 
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, limit_train_batches=1, callbacks=Reads(), **QUIET)
-    assert isinstance(trainer.strategy, single)
-    trainer.fit(model)
-    assert seen == [(True, ["layer.bias", "layer.weight"])]
-    strategy = trainer.strategy
+    strategy = lit.fit(model, max_steps=1, callbacks=Reads()).strategy
+    assert isinstance(strategy, single)
+    assert seen == [(True, ["layers.bias", "layers.weight"])]
     assert (strategy.is_distributed, strategy.num_processes) == (False, 1)
-    assert not model.layer.weight.any()
+    assert not model.layers.weight.any()
 
 
-def test_a_strategy_that_was_chosen_by_its_alias_can_be_sent_to_another_process(pl, single):
-    strategy = pl.Trainer(accelerator="cpu", devices=1, **QUIET).strategy
+def test_a_strategy_that_was_chosen_by_its_alias_can_be_sent_to_another_process(lit):
+    strategy = lit.make_trainer().strategy
     again = pickle.loads(pickle.dumps(strategy))
     assert type(again) is type(strategy)
     assert again.root_device == strategy.root_device
 
 
-def test_the_overrides_of_a_subclass_are_called(pl, boring, single):
+def test_the_overrides_of_a_subclass_are_called(lit, single):
     calls = []
 
     class Own(single):
@@ -69,8 +64,7 @@ def test_the_overrides_of_a_subclass_are_called(pl, boring, single):
         def describe(self):
             """A method of the program's own."""
 
-    options = {"limit_train_batches": 1, "limit_val_batches": 1, "num_sanity_val_steps": 0, **QUIET}
-    pl.Trainer(strategy=Own("cpu"), max_epochs=1, **options).fit(boring.BoringModel())
+    lit.fit(lit.Plain(), strategy=Own("cpu"), max_epochs=1, limit_train_batches=1)
     assert calls == ["setup", "on_train_start", "optimizer_step", "on_validation_end", "teardown"]
 
 
@@ -85,11 +79,10 @@ def test_an_override_that_core_would_never_call_is_refused_where_the_class_is_us
         type("Own", (single,), {"load_optimizer_state_dict": lambda self, checkpoint: None})
 
 
-def test_a_step_that_does_not_say_how_often_it_updated_is_an_error(pl, boring, single):
+def test_a_step_that_does_not_say_how_often_it_updated_is_an_error(lit, single):
     class Own(single):
         def optimizer_step(self, optimizer, closure, model=None, **kwargs):
             return optimizer.step(closure)
 
-    trainer = pl.Trainer(strategy=Own("cpu"), max_epochs=1, **QUIET)
     with pytest.raises(core.ConfigurationError, match=r"Own.optimizer_step returned .* the number of updates"):
-        trainer.fit(boring.BoringModel())
+        lit.fit(lit.Plain(), strategy=Own("cpu"))

@@ -4,30 +4,20 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-QUIET = {
-    "accelerator": "cpu",
-    "devices": 1,
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
-pytestmark = [pytest.mark.filterwarnings("ignore:core trains in Lightning's place"), pytest.mark.numbers]
+pytestmark = pytest.mark.numbers
 
 
 @pytest.fixture
-def net(pl):
+def net(lit):
     """A small network, in float64."""
 
-    class Net(pl.LightningModule):
+    class Net(lit.Plain):
+        lr = 0.01
+
         def __init__(self):
             super().__init__()
-            self.lr = 0.01
-            self.weight = torch.nn.Parameter(torch.full((4, 1), 0.5, dtype=torch.float64))
-
-        def training_step(self, batch, batch_idx):
-            points, targets = batch
-            return (points @ self.weight - targets).square().mean()
+            self.layers = torch.nn.Linear(4, 1, bias=False).double()
+            torch.nn.init.constant_(self.layers.weight, 0.5)
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), self.lr)
@@ -36,8 +26,7 @@ def net(pl):
 
 
 def loader(batch_size=4):
-    points = torch.linspace(-1, 1, 256, dtype=torch.float64).view(64, 4)
-    return DataLoader(TensorDataset(points, points.sum(1, keepdim=True)), batch_size)
+    return DataLoader(TensorDataset(torch.linspace(-1, 1, 256, dtype=torch.float64).view(64, 4)), batch_size)
 
 
 CURVES = {
@@ -59,18 +48,18 @@ CURVES = {
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_a_curve_is_lightnings(pl, installed, net, name):
+def test_a_curve_is_lightnings(lit, installed, net, name):
     options, accumulate, expected = CURVES[name]
-    trainer = pl.Trainer(max_epochs=2, accumulate_grad_batches=accumulate, **QUIET)
+    trainer = lit.make_trainer(max_epochs=2, accumulate_grad_batches=accumulate)
     curve = installed("lightning.pytorch.tuner").Tuner(trainer).lr_find(net, loader(), **options)
     rates, losses = curve.results["lr"], curve.results["loss"]
     assert (len(rates), rates[1], losses[-1], curve.suggestion()) == pytest.approx(expected)
     assert net.lr == curve.suggestion()
 
 
-def test_a_callback_searches_alike(pl, installed, net):
-    finder = installed("lightning.pytorch.callbacks").LearningRateFinder(num_training_steps=20)
-    pl.Trainer(max_epochs=2, callbacks=finder, **QUIET).fit(net, loader())
+def test_a_callback_searches_alike(lit, net):
+    finder = lit.pl.callbacks.LearningRateFinder(num_training_steps=20)
+    lit.fit(net, val=False, train=loader(), callbacks=finder)
     assert finder.optimal_lr.suggestion() == pytest.approx(CURVES["exponential"][2][-1])
 
 
@@ -79,14 +68,14 @@ def test_a_callback_searches_alike(pl, installed, net):
     [({}, 8), ({"mode": "binsearch"}, 7), ({"mode": "binsearch", "margin": 0.5}, 4), ({"max_val": 6}, 6)],
     ids=["power", "binsearch", "half", "limited"],
 )
-def test_a_size_is_reduced_by_the_margin_and_limited(pl, installed, net, options, size):
-    class Data(pl.LightningDataModule):
+def test_a_size_is_reduced_by_the_margin_and_limited(lit, installed, net, options, size):
+    class Data(lit.pl.LightningDataModule):
         batch_size = 2
 
         def train_dataloader(self):
             return loader(self.batch_size)
 
     data = Data()
-    tuner = installed("lightning.pytorch.tuner").Tuner(pl.Trainer(max_epochs=1, **QUIET))
+    tuner = installed("lightning.pytorch.tuner").Tuner(lit.make_trainer(max_epochs=1))
     found = tuner.scale_batch_size(net, datamodule=data, max_trials=3, steps_per_trial=2, **options)
     assert (found, data.batch_size) == (size, size)

@@ -4,11 +4,10 @@ import warnings
 import pytest
 
 
-@pytest.fixture
-def lit(loaded, tmp_path, monkeypatch):
-    """Small nets for Lightning."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def silent(lit):
+    """Neither logs nor warnings: pytest puts the filters back."""
+    warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")  # until the test ends: pytest puts the filters back
-    yield loaded("features/small.py")
+    yield
     logging.disable(logging.NOTSET)

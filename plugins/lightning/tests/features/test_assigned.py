@@ -111,7 +111,7 @@ ATTRIBUTES = {
 
 
 def test_attributes_before_a_run(lit):
-    trainer = lit.pl.Trainer(max_epochs=1, **lit.QUIET)
+    trainer = lit.make_trainer(max_epochs=1)
     for name, value in ATTRIBUTES.items():
         setattr(trainer, name, value)
     assert {name: getattr(trainer, name) for name in ATTRIBUTES} == ATTRIBUTES

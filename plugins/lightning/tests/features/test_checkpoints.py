@@ -68,7 +68,7 @@ def test_a_data_module(lit):
         def train_dataloader(self):
             return lit.load(self.hparams.size)
 
-    trainer = lit.pl.Trainer(max_epochs=1, **lit.QUIET)
+    trainer = lit.make_trainer(max_epochs=1)
     trainer.fit(lit.Plain(), datamodule=Data(4))
     trainer.save_checkpoint("a.ckpt")
     assert Data.load_from_checkpoint(checkpoint_path="a.ckpt", map_location="cpu").hparams == {"size": 4}

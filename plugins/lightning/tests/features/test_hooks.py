@@ -48,7 +48,7 @@ def test_an_exception(lit):
         def on_exception(self, trainer, module, exception):
             seen.append((str(exception), trainer.global_step))
 
-    trainer = lit.pl.Trainer(max_epochs=1, callbacks=[Seen()], **lit.QUIET)
+    trainer = lit.make_trainer(max_epochs=1, callbacks=[Seen()])
     with pytest.raises(ValueError, match="no"):
         trainer.fit(Failing(), lit.load())
     assert (seen, trainer.state.status.value, trainer.interrupted) == ([("no", 1)], "interrupted", True)

@@ -20,7 +20,7 @@ def test_means_are_weighted_by_the_size_of_the_batch(lit):
             self.log("by_batch", float(batch_idx))
             self.log("by_size", float(batch_idx), batch_size=batch_idx + 1)
 
-    (found,) = lit.pl.Trainer(**lit.QUIET).validate(Weighed(), lit.load(3), verbose=False)
+    (found,) = lit.make_trainer().validate(Weighed(), lit.load(3), verbose=False)
     assert lit.rounded(found) == {"by_batch": 0.875, "by_size": 1.3333}
 
 
@@ -59,7 +59,7 @@ def test_several_loaders(lit):
             self.log("with", float(dataloader_idx))
             self.log(f"without_{dataloader_idx}", 1.0 + dataloader_idx, add_dataloader_idx=False)
 
-    assert lit.pl.Trainer(**lit.QUIET).validate(Two(), [lit.load(), lit.load(4)], verbose=False) == [
+    assert lit.make_trainer().validate(Two(), [lit.load(), lit.load(4)], verbose=False) == [
         {"with/dataloader_idx_0": 0.0, "without_0": 1.0},
         {"with/dataloader_idx_1": 1.0, "without_1": 2.0},
     ]

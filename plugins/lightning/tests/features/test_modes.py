@@ -66,7 +66,7 @@ def test_hooks_that_set_the_mode_of_other_stages(lit):
             self.seen.append("predict eval")
             super().on_predict_model_eval()
 
-    net, trainer = Modes(), lit.pl.Trainer(**lit.QUIET)
+    net, trainer = Modes(), lit.make_trainer()
     trainer.test(net, lit.load(), verbose=False)
     trainer.predict(net, lit.load())
     assert (net.seen, net.training) == (["test eval", "test train", "predict eval"], True)

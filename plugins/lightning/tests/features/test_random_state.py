@@ -40,7 +40,7 @@ def drawn(lit, hook, owner="module", sanity_steps=0):
 
     setattr({"module": Dropped, "callback": Draws}[owner], hook, draw)
     net = Dropped()
-    trainer = lit.pl.Trainer(**lit.QUIET | {"num_sanity_val_steps": sanity_steps}, max_epochs=2, callbacks=[Draws()])
+    trainer = lit.make_trainer(num_sanity_val_steps=sanity_steps, max_epochs=2, callbacks=[Draws()])
     trainer.fit(net, loader(lit), loader(lit, shuffle=False))
     return " ".join(net.seen), lit.total(net)
 
@@ -84,7 +84,7 @@ def test_several_loaders(lit):
 
     lit.pl.seed_everything(3, verbose=False)
     net = Two()
-    lit.pl.Trainer(max_epochs=2, **lit.QUIET).fit(net, {"a": loader(lit), "b": loader(lit, batch_size=2)})
+    lit.make_trainer(max_epochs=2).fit(net, {"a": loader(lit), "b": loader(lit, batch_size=2)})
     assert " ".join(net.seen) == "253732 160456 652741 341070 017413 236545 531006 264772"
 
 
@@ -96,7 +96,7 @@ def test_evaluation(lit):
         on_predict_start = on_test_start
 
     lit.pl.seed_everything(3, verbose=False)
-    net, trainer = Noisy(), lit.pl.Trainer(**lit.QUIET)
+    net, trainer = Noisy(), lit.make_trainer()
     trainer.test(net, lit.load(), verbose=False)
     trainer.predict(net, lit.load())
     assert (net.seen, round(float(torch.rand(1)), 4)) == (["0.9527", "0.3734"], 0.3051)

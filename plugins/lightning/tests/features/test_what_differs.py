@@ -44,7 +44,7 @@ def test_states_of_callbacks_in_a_test(lit):
 
     lit.fit(lit.Plain(), callbacks=[Counting()], max_epochs=1).save_checkpoint("a.ckpt")
     counting = Counting()
-    lit.pl.Trainer(callbacks=[counting], **lit.QUIET).test(lit.Plain(), lit.load(), ckpt_path="a.ckpt", verbose=False)
+    lit.make_trainer(callbacks=[counting]).test(lit.Plain(), lit.load(), ckpt_path="a.ckpt", verbose=False)
     assert counting.count == 0
 
 
@@ -58,7 +58,7 @@ def test_loaders_after_on_fit_start(lit):
             return lit.load()
 
     net = Loading()
-    lit.pl.Trainer(max_epochs=1, **lit.QUIET).fit(net)
+    lit.make_trainer(max_epochs=1).fit(net)
     assert net.seen == ["loader", "fit start"]
 
 
@@ -172,7 +172,7 @@ def test_datamodule_that_reloads(lit):
             seen.append("val")
             return lit.load()
 
-    trainer = lit.pl.Trainer(max_epochs=3, reload_dataloaders_every_n_epochs=1, **lit.QUIET)
+    trainer = lit.make_trainer(max_epochs=3, reload_dataloaders_every_n_epochs=1)
     trainer.fit(lit.Plain(), datamodule=Data())
     assert seen == ["train", "val", "val", "train", "val", "train"]
 
@@ -185,4 +185,4 @@ def test_limits_of_nothing(lit):
 @pytest.mark.parametrize("name", ["fast_dev_run", "training", "testing"])
 def test_attributes_that_are_refused(lit, name):
     with pytest.raises(AttributeError, match="has no setter"):
-        setattr(lit.pl.Trainer(**lit.QUIET), name, 1)
+        setattr(lit.make_trainer(), name, 1)

@@ -98,9 +98,13 @@ class Kept(Logger):
         pass
 
 
+def make_trainer(**options):
+    return pl.Trainer(**{**QUIET, **options})
+
+
 def fit(net, val=True, train=None, ckpt_path=None, **options):
     """Four batches an epoch, two epochs unless options say otherwise."""
-    trainer = pl.Trainer(**{"max_epochs": 2, **QUIET, **options})
+    trainer = make_trainer(**{"max_epochs": 2, "limit_val_batches": None if val else 0, **options})
     torch.manual_seed(1)
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.fit(net, load() if train is None else train, load() if val else None, ckpt_path=ckpt_path)

@@ -8,8 +8,6 @@ from torch.testing import assert_close
 
 pytestmark = pytest.mark.numbers
 
-QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-
 
 def total(module):
     return sum(float(parameter.detach().double().abs().sum()) for parameter in module.parameters())
@@ -23,27 +21,26 @@ def close(found, expected):
 @pytest.mark.parametrize(
     ("name", "weights"), [("BoringModel", 7.957848420832306), ("ManualOptimBoringModel", 9.687233208213001)]
 )
-def test_random_loaders_of_a_module_are_made_in_lightnings_order(pl, boring, name, weights, sanity_steps):
+def test_random_loaders_of_a_module_are_made_in_lightnings_order(lit, boring, name, weights, sanity_steps):
     torch.manual_seed(1)
     module = getattr(boring, name)()
     limits = {"limit_train_batches": 3, "limit_val_batches": 2, "num_sanity_val_steps": sanity_steps}
-    pl.Trainer(max_epochs=2, accelerator="cpu", **limits, **QUIET).fit(module)
+    lit.make_trainer(max_epochs=2, **limits).fit(module)
     close(total(module), weights)
     assert {"train_dataloader", "val_dataloader"} & module.__dict__.keys() == set()
 
 
-def test_a_hook_that_an_instance_has_is_there_after_fit(pl, boring):
-    module = boring.BoringModel()
-    loader = torch.utils.data.DataLoader(boring.RandomDataset(32, 2))
-    module.val_dataloader = own = lambda: loader
-    pl.Trainer(max_epochs=1, accelerator="cpu", limit_train_batches=1, **QUIET).fit(module)
+def test_a_hook_that_an_instance_has_is_there_after_fit(lit):
+    module = lit.Plain()
+    module.val_dataloader = own = lit.load
+    lit.fit(module, val=False, limit_val_batches=1)
     assert module.val_dataloader is own
 
 
-def test_data_modules_give_lightnings_weights(pl, boring):
+def test_data_modules_give_lightnings_weights(lit, boring):
     torch.manual_seed(1)
     module, data = boring.BoringModel(), boring.BoringDataModule()
-    pl.Trainer(max_epochs=1, accelerator="cpu", **QUIET).fit(module, datamodule=data)
+    lit.make_trainer(max_epochs=1, num_sanity_val_steps=2).fit(module, datamodule=data)
     close(total(module), 819.3901386745274)
     data = boring.BoringDataModuleNoLen()
     data.setup("fit")
@@ -51,7 +48,7 @@ def test_data_modules_give_lightnings_weights(pl, boring):
     torch.manual_seed(1)
     module = boring.DemoModel()
     loader = torch.utils.data.DataLoader(boring.RandomDataset(32, 8))
-    pl.Trainer(max_epochs=1, accelerator="cpu", **QUIET).fit(module, loader)
+    lit.make_trainer(max_epochs=1, num_sanity_val_steps=2).fit(module, loader)
     close(total(module), 28.317344202892855)
 
 
@@ -68,7 +65,7 @@ def test_data_modules_give_lightnings_weights(pl, boring):
         ({"decay": 0.5, "update_starting_at_step": 5, "update_starting_at_epoch": 0}, 7.957058142637834, None),
     ],
 )
-def test_the_exponential_average_is_lightnings(pl, boring, options, weights, validated):
+def test_the_exponential_average_is_lightnings(lit, boring, options, weights, validated):
     seen = []
 
     class Net(boring.BoringModel):
@@ -77,9 +74,8 @@ def test_the_exponential_average_is_lightnings(pl, boring, options, weights, val
 
     torch.manual_seed(1)
     module = Net()
-    average = pl.callbacks.EMAWeightAveraging(**options)
-    limits = {"limit_train_batches": 5, "limit_val_batches": 1, "num_sanity_val_steps": 0}
-    pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=[average], **limits, **QUIET).fit(module)
+    average = lit.pl.callbacks.EMAWeightAveraging(**options)
+    lit.make_trainer(max_epochs=2, callbacks=[average], limit_train_batches=5, limit_val_batches=1).fit(module)
     close(total(module), weights)
     assert validated is None or seen == pytest.approx(validated, rel=1e-6)
 
@@ -96,7 +92,7 @@ def test_what_is_in_another_package_says_so(installed, monkeypatch):
         _ = installed("lightning.pytorch.demos.lstm").SimpleLSTM
 
 
-def test_an_example_is_given_to_forward_as_often_as_lightnings_summary_gives_it(pl, boring):
+def test_an_example_is_given_to_forward_as_often_as_lightnings_summary_gives_it(lit, boring):
     class Net(boring.BoringModel):
         example_input_array = torch.zeros(2, 32)
 
@@ -105,13 +101,13 @@ def test_an_example_is_given_to_forward_as_often_as_lightnings_summary_gives_it(
 
     torch.manual_seed(1)
     module, rows = Net(), torch.randn(4, 32)
-    trainer = pl.Trainer(max_epochs=1, accelerator="cpu", **{**QUIET, "enable_model_summary": True})
+    trainer = lit.make_trainer(max_epochs=1, enable_model_summary=True, num_sanity_val_steps=2)
     trainer.fit(module, torch.utils.data.DataLoader(rows), torch.utils.data.DataLoader(rows))
     close(total(module), 17.456224196590483)
 
 
-def test_half_precision_on_a_cpu_is_bfloat16_as_under_lightning(pl, monkeypatch):
+def test_half_precision_on_a_cpu_is_bfloat16_as_under_lightning(lit, monkeypatch):
     monkeypatch.setattr("core_lightning.differences._noted", set())  # said once in a process
     with pytest.warns(UserWarning, match="bf16-mixed on a CPU"):
-        trainer = pl.Trainer(accelerator="cpu", precision="16-mixed", **QUIET)
+        trainer = lit.make_trainer(precision="16-mixed")
     assert trainer.precision_plugin.name == "bf16-mixed"

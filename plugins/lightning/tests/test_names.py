@@ -16,9 +16,9 @@ from core_lightning.utilities import grad_norm
 
 
 def test_every_name_leads_somewhere(installed):
-    for module in names.MODULES:
+    for module, found in names.MODULES.items():
         imported = installed(module)
-        assert sorted(names.MODULES[module]) == imported.__all__
+        assert sorted(found) == imported.__all__
         for name in imported.__all__:
             if name not in ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy", "DDPStrategy"):
                 getattr(imported, name)  # those are of packages that may not be installed
@@ -118,11 +118,11 @@ def test_the_name_of_a_checkpoint_is_lightnings(installed):
 
 def test_what_rank_zero_says_is_heard(tmp_path):
     """In a new interpreter: pytest has handlers of its own."""
-    program = "import core_lightning; core_lightning.install(); from lightning.pytorch.utilities import *; "
-    program += (
+    program = (
+        "import core_lightning; core_lightning.install(); from lightning.pytorch.utilities import *; "
         "rank_zero_info('heard'); import logging; logging.getLogger('lightning.fabric').setLevel(logging.ERROR); "
+        "rank_zero_info('unheard')"
     )
-    program += "rank_zero_info('unheard')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == "heard\n"
 
@@ -157,17 +157,13 @@ def test_lightnings_release_is_found_among_distributions(installed):
 
 
 @pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
-def test_variables_and_packages_add_to_a_trainer(pl, monkeypatch):
+def test_variables_and_packages_add_to_a_trainer(lit, monkeypatch):
     monkeypatch.setenv("PL_TRAINER_MAX_EPOCHS", "3")
-    monkeypatch.setenv("PL_TRAINER_ACCELERATOR", "cpu")
     monkeypatch.setenv("PL_TRAINER_NO_ARGUMENT", "3")
 
-    class Added(core.Callback):
-        pass
-
-    point = types.SimpleNamespace(load=lambda: lambda: [Added()])
+    added = core.Callback()
+    point = types.SimpleNamespace(load=lambda: lambda: [added])
     monkeypatch.setattr("core_lightning.outside.metadata.entry_points", lambda group: [point])
-    trainer = pl.Trainer(logger=False, enable_progress_bar=False)
-    assert trainer.max_epochs == 3
-    assert any(isinstance(callback, Added) for callback in trainer.callbacks)
-    assert pl.Trainer(max_epochs=5, logger=False, enable_progress_bar=False).max_epochs == 5
+    trainer = lit.make_trainer()
+    assert (trainer.max_epochs, trainer.callbacks) == (3, [added])
+    assert lit.make_trainer(max_epochs=5).max_epochs == 5

@@ -62,40 +62,40 @@ def test_collectives_of_one_rank_and_of_a_group(installed):
     assert not group.is_initialized()
 
 
-LOADERS = {
-    "min_size": [("a1 b4", 0, 0), ("a2 b5", 1, 0)],
-    "max_size": [("a1 b4", 0, 0), ("a2 b5", 1, 0), ("aNone b6", 2, 0)],
-    "max_size_cycle": [("a1 b4", 0, 0), ("a2 b5", 1, 0), ("a1 b6", 2, 0)],
-    "sequential": [("1", 0, 0), ("2", 1, 0), ("4", 0, 1), ("5", 1, 1), ("6", 2, 1)],
-}
-
-
-def test_a_combined_loader_gives_a_program_triples_and_a_trainer_batches(installed, pl, boring):
-    kind = installed("lightning.pytorch.utilities").CombinedLoader
-    for mode, expected in LOADERS.items():
-        combined = kind({"a": iter_of(1, 2), "b": (iter_of(4, 5, 6),)}, mode)
-        read = list(combined)
-        together = mode != "sequential"
-        shown = [(f"a{batch['a']} b{batch['b'][0]}" if together else str(batch), *rest) for batch, *rest in read]
-        assert shown == expected
-        assert next(iter(combined)) == read[0]
-
-    seen = []
-
-    class Model(boring.BoringModel):
-        def training_step(self, batch, batch_idx):
-            seen.append(sorted(batch))
-            return super().training_step(batch["a"], batch_idx)
-
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-    data = [torch.randn(2, 32)]
-    trainer = pl.Trainer(accelerator="cpu", fast_dev_run=True, **quiet)
-    trainer.fit(Model(), kind({"a": iter_of(*data), "b": iter_of(*data)}), val_dataloaders=iter_of(*data))
-    assert seen == [["a", "b"]]
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("min_size", "a1 b4 0 0, a2 b5 1 0"),
+        ("max_size", "a1 b4 0 0, a2 b5 1 0, aNone b6 2 0"),
+        ("max_size_cycle", "a1 b4 0 0, a2 b5 1 0, a1 b6 2 0"),
+        ("sequential", "1 0 0, 2 1 0, 4 0 1, 5 1 1, 6 2 1"),
+    ],
+)
+def test_a_combined_loader_gives_a_program_triples(installed, mode, expected):
+    combined = installed("lightning.pytorch.utilities").CombinedLoader(
+        {"a": iter_of(1, 2), "b": (iter_of(4, 5, 6),)}, mode
+    )
+    shown = []
+    for batch, batch_idx, dataloader_idx in combined:
+        both = batch if mode == "sequential" else f"a{batch['a']} b{batch['b'][0]}"
+        shown.append(f"{both} {batch_idx} {dataloader_idx}")
+    assert ", ".join(shown) == expected
+    assert next(iter(combined))[1:] == (0, 0)
 
 
 def iter_of(*batches):
     return torch.utils.data.DataLoader(list(batches), batch_size=None)
+
+
+def test_a_combined_loader_gives_a_trainer_batches(installed, lit):
+    class Model(lit.Plain):
+        def training_step(self, batch, batch_idx):
+            self.seen.append(sorted(batch))
+            return super().training_step(batch["a"], batch_idx)
+
+    net, kind = Model(), installed("lightning.pytorch.utilities").CombinedLoader
+    lit.fit(net, train=kind({"a": lit.load(8), "b": lit.load(8)}), max_epochs=1)
+    assert net.seen == [["a", "b"]]
 
 
 def test_hyperparameters_as_loggers_take_them(installed):
@@ -109,40 +109,37 @@ def test_hyperparameters_as_loggers_take_them(installed):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_a_module_becomes_torchscript_before_and_after_it_was_trained(pl, boring, tmp_path):
+@pytest.mark.parametrize("method", ["script", "trace"])
+def test_a_module_becomes_torchscript_before_and_after_it_was_trained(lit, boring, method):
     model = boring.BoringModel()
     model.example_input_array = torch.randn(1, 32)
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-    for method in ("script", "trace"):
-        model.train().to_torchscript(tmp_path / f"{method}.pt", method=method)
-        loaded = torch.jit.load(tmp_path / f"{method}.pt")
+    for _ in range(2):
+        model.train().to_torchscript("saved.pt", method=method)
+        loaded = torch.jit.load("saved.pt")
         torch.testing.assert_close(loaded(model.example_input_array), model(model.example_input_array))
         assert model.training
-        pl.Trainer(accelerator="cpu", fast_dev_run=True, **quiet).fit(model)
+        lit.make_trainer(max_steps=1).fit(model)
+
+
+def test_a_trace_needs_an_example(boring):
     with pytest.raises(core.ConfigurationError, match="pass example_inputs="):
         boring.BoringModel().to_torchscript(method="trace")
 
 
-def test_early_stopping_names_its_reason(installed, pl, boring):
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"patience": 1}, "PATIENCE_EXHAUSTED"),
+        ({"stopping_threshold": 4.0}, "STOPPING_THRESHOLD"),
+        ({"divergence_threshold": 0.5}, "DIVERGENCE_THRESHOLD"),
+    ],
+)
+def test_early_stopping_names_its_reason(installed, lit, options, reason):
     callbacks = installed("lightning.pytorch.callbacks.early_stopping")
-    reasons = callbacks.EarlyStoppingReason
-    for options, reason in (
-        ({"patience": 1}, reasons.PATIENCE_EXHAUSTED),
-        ({"stopping_threshold": 4.0}, reasons.STOPPING_THRESHOLD),
-        ({"divergence_threshold": 2.0}, reasons.DIVERGENCE_THRESHOLD),
-    ):
-
-        class Model(boring.BoringModel):
-            def on_validation_epoch_end(self):
-                self.log("level", torch.tensor(3.0))
-
-        stopping = callbacks.EarlyStopping("level", **options)
-        assert stopping.stopping_reason is reasons.NOT_STOPPED
-        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-        trainer = pl.Trainer(accelerator="cpu", max_epochs=3, limit_train_batches=1, callbacks=stopping, **quiet)
-        trainer.fit(Model())
-        assert stopping.stopping_reason is reason
-        assert "level" in stopping.stopping_reason_message
-        again = callbacks.EarlyStopping("level", **options)
-        again.load_state_dict(stopping.state_dict())
-        assert again.stopping_reason is reason
+    stopping, again = callbacks.EarlyStopping("val", **options), callbacks.EarlyStopping("val", **options)
+    assert stopping.stopping_reason is callbacks.EarlyStoppingReason.NOT_STOPPED
+    lit.fit(lit.Rising(), max_epochs=3, callbacks=stopping)
+    assert stopping.stopping_reason is callbacks.EarlyStoppingReason[reason]
+    assert "val" in stopping.stopping_reason_message
+    again.load_state_dict(stopping.state_dict())
+    assert again.stopping_reason is stopping.stopping_reason

@@ -15,9 +15,8 @@ def preset():
     STRATEGY_REGISTRY.remove("kept_in_parts")
 
 
-def test_a_strategys_own_is_kept_an_instances_and_a_presets(installed, preset):
-    make_trainer, quiet = installed("lightning").Trainer, {"logger": False, "accelerator": "cpu"}
+def test_a_strategys_own_is_kept_an_instances_and_a_presets(lit, preset):
     mine = DistributedCheckpointIO()
-    assert make_trainer(strategy=SingleDeviceStrategy(checkpoint_io=mine), **quiet).strategy.checkpoint_io is mine
-    assert type(make_trainer(strategy=preset, **quiet).strategy.checkpoint_io) is DistributedCheckpointIO
-    assert type(make_trainer(**quiet).strategy.checkpoint_io) is LightningCheckpointIO
+    assert lit.make_trainer(strategy=SingleDeviceStrategy(checkpoint_io=mine)).strategy.checkpoint_io is mine
+    assert type(lit.make_trainer(strategy=preset).strategy.checkpoint_io) is DistributedCheckpointIO
+    assert type(lit.make_trainer().strategy.checkpoint_io) is LightningCheckpointIO

@@ -90,27 +90,27 @@ def test_the_best_weights_are_tested_without_a_model(program, tmp_path):
     assert result["weight"] == pytest.approx(float(best.sum()))
 
 
-def test_objects_are_unpickled_for_one_who_trusts_the_file(installed, tmp_path):
+def test_objects_are_unpickled_for_one_who_trusts_the_file(lit, tmp_path):
     """Those that `PickledObjects` keeps: without the switch, nothing of them is executed."""
-    pl = installed("lightning.pytorch")
     path = tmp_path / "last.ckpt"
-    trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        default_root_dir=tmp_path, callbacks=[core_lightning.PickledObjects()],
-    )  # fmt: skip
-    kind = judged(pl.LightningModule)
+
+    class Judged(lit.Plain):
+        def __init__(self, loss, width):
+            super().__init__()
+            self.save_hyperparameters()
+            self.criterion = loss
+
     with pytest.warns(
         UserWarning, match=r"hyperparameters 'loss' \(of [\w.]+made\) of Judged .* `core run --lightning-t"
     ):
-        note_objects(kind(Loss(), 3), [])
-    trainer.fit(kind(Loss(), 3), torch.utils.data.DataLoader(torch.ones(2, 1)))
-    trainer.save_checkpoint(path)
+        note_objects(Judged(Loss(), 3), [])
+    lit.fit(Judged(Loss(), 3), callbacks=[core_lightning.PickledObjects()]).save_checkpoint(path)
     unpickled.clear()
     assert torch.load(path, weights_only=True)["hyper_parameters"] == {"width": 3}
     with path.open("rb") as file, pytest.raises(ModuleError, match="needs 'loss'"):
-        kind.load_from_checkpoint(file)
+        Judged.load_from_checkpoint(file)
     assert not unpickled
-    assert isinstance(kind.load_from_checkpoint(path, trusted=True).loss, Loss)
+    assert isinstance(Judged.load_from_checkpoint(path, trusted=True).criterion, Loss)
     assert unpickled == ["loss"]
 
 
@@ -125,22 +125,6 @@ def made():
 class Loss:
     def __reduce__(self):
         return made, ()
-
-
-def judged(base):
-    class Judged(base):
-        def __init__(self, loss, width):
-            super().__init__()
-            self.save_hyperparameters()
-            self.loss, self.layer = loss, torch.nn.Linear(1, 1)
-
-        def training_step(self, batch):
-            return self.layer(batch).sum()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    return Judged
 
 
 @pytest.mark.slow

@@ -1,17 +1,21 @@
 """`core check`: the conformance kit from the command line."""
 
+import importlib.util
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
+from core.cli.cards import proof
+from core.cli.commands import command
 from core_testing import programs
 from core_testing.cli import card
+from core_testing.waiting import slowness, wait_until
 
 ENTRY = "[core.loggers]\nlines = lines_plugin:LinesLogger\n"
 PLUGIN = '''
@@ -80,18 +84,10 @@ def test_whoever_ends_it_leaves_no_process_behind(core_cli, lines, ending):
     process = check(
         core_cli, "lines", "-k", "metrics", begin=lambda command, timeout, **how: subprocess.Popen(command, **how)
     )
-    until(lambda: groups.exists() and any(groups.iterdir()))
+    wait_until(lambda: groups.exists() and any(groups.iterdir()), "test that has begun")
     process.send_signal(ending)
-    assert process.wait(60) == {signal.SIGTERM: 143, signal.SIGKILL: -9}[ending]
-    until(lambda: not any(is_group(int(each.name)) for each in groups.iterdir()))
-
-
-def until(is_so):
-    for _ in range(600):
-        if is_so():
-            return
-        time.sleep(0.1)
-    pytest.fail("it didn't come about within a minute")
+    assert process.wait(60 * slowness()) == {signal.SIGTERM: 143, signal.SIGKILL: -9}[ending]
+    wait_until(lambda: not any(is_group(int(each.name)) for each in groups.iterdir()), "end of all groups")
 
 
 def is_group(number):
@@ -205,14 +201,14 @@ def test_help_imports_no_torch():
     assert "--html" in done.stdout
 
 
-def test_without_pytest_it_says_what_to_install(tmp_path):
-    program = "import sys, importlib.util as u; find = u.find_spec\n"
-    program += "import importlib.metadata\n"
-    program += "u.find_spec = lambda name, *a: None if name == 'pytest' else find(name, *a)\n"
-    program += "from core.cli.commands import command\ncommand(['check', 'csv'])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "The conformance kit needs pytest, which is not installed: pip install pytest" in done.stderr
+def test_without_pytest_it_says_what_to_install(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "pytest" else find(name, *rest)
+    )
+    done = CliRunner().invoke(command, ["check", "csv"])
+    assert done.exit_code == 1
+    assert "The conformance kit needs pytest, which is not installed: pip install pytest" in done.output
 
 
 @pytest.mark.slow
@@ -248,11 +244,10 @@ def test_a_card_keeps_what_was_proven_and_of_which_files(core_cli, lines):
     assert listed().startswith(f"{tests}, rerun here, 20")
 
 
-def test_a_card_tells_of_whole_suites(core_cli, lines):
-    lines()
-    done = check(core_cli, "lines", "-k", "metrics", "--card")
-    assert done.returncode == 1
-    assert "leave out -k, --options and --in-process" in done.stderr
+def test_a_card_tells_of_whole_suites():
+    done = CliRunner().invoke(command, ["check", "csv", "-k", "metrics", "--card"])
+    assert done.exit_code == 1
+    assert "leave out -k, --options and --in-process" in done.output
 
 
 def test_runs_with_a_core_that_keeps_no_cards(core_cli, lines):
@@ -284,12 +279,13 @@ cli.__getattr__ = without_cards
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"results": 3}', '{"results": [{"files": "\\u001b[2J"}]}', "\x00"])
-def test_a_card_that_is_none_proves_nothing(core_cli, lines, text):
-    lines()
-    (core_cli.packages / "lines_plugin" / "card.json").write_text(text)
-    done = core_cli("list-loggers", "--proven")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^lines .+ ok\n +proven: nothing$", done.stdout, re.MULTILINE), done.stdout
+def test_a_card_that_is_none_proves_nothing(tmp_path, monkeypatch, text):
+    (tmp_path / "lines_plugin").mkdir()
+    (tmp_path / "lines_plugin" / "__init__.py").touch()
+    (tmp_path / "lines_plugin" / "card.json").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    row = SimpleNamespace(kind="logger", alias="lines", provider="lines-plugin", target="lines_plugin:LinesLogger")
+    assert proof(row) == "nothing"
 
 
 def test_a_machine_without_the_device_leaves_what_one_with_it_has_shown(tmp_path):

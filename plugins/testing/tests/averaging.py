@@ -18,15 +18,59 @@ class AveragingStrategy(ParallelStrategy):
     def capabilities(self):
         return super().capabilities | Capability.NO_SYNC
 
+    def setup_distributed(self):
+        super().setup_distributed()
+        self.connected()
+
+    def connected(self):
+        """For mutants: this rank has met the others."""
+
     def setup_module(self, module):
         super().setup_module(module)
         if self.world_size > 1:
             self.begin_together(module)
+        self.begun(module)
         return self.model
+
+    def begun(self, module):
+        """For mutants: a module is set up."""
 
     def begin_together(self, module):
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), src=0)
+
+    def run_training_step(self, batch, batch_idx, step):
+        self.before_batch(step)
+        return super().run_training_step(batch, batch_idx, step)
+
+    def before_batch(self, step):
+        """For mutants: a batch comes next."""
+
+    def optimizer_step(self, optimizer, closure=None):
+        self.before_step(optimizer)
+        updated = super().optimizer_step(optimizer, closure)
+        self.after_step()
+        return updated
+
+    def before_step(self, optimizer):
+        """For mutants: an optimizer's step comes next."""
+
+    def after_step(self):
+        """For mutants: it has stepped."""
+
+    def get_module_state_dict(self, module, *, layout=None):
+        return self.saved(super().get_module_state_dict(module, layout=layout), module, layout)
+
+    def saved(self, state, module, layout):
+        """For mutants: what a checkpoint gets of the weights."""
+        return state
+
+    def load_module_state_dict(self, module, state, *, strict=True):
+        super().load_module_state_dict(module, self.loaded(state, module), strict=strict)
+
+    def loaded(self, state, module):
+        """For mutants: what a checkpoint gives."""
+        return state
 
     def backward(self, loss, module, *, manual=False, **kwargs):
         super().backward(loss, module, manual=manual, **kwargs)

@@ -48,12 +48,10 @@ class LocalStrategy(AveragingStrategy):
     def average(self, manual):
         pass
 
-    def optimizer_step(self, optimizer, closure=None):
-        updated = super().optimizer_step(optimizer, closure)
+    def after_step(self):
         self.steps += 1
         if self.steps == 2:
             self.synchronize_model()
-        return updated
 
     def synchronize_model(self):
         if self.steps == 0:

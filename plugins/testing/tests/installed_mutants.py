@@ -200,6 +200,11 @@ INSTALLED = (
 )
 
 
+def right(kind):
+    """The one of a kind that all its tests must pass."""
+    return {"strategy": RIGHT, "launcher": RIGHT_LAUNCHER}[kind]
+
+
 def write_suites(path):
     """A file of suites for all of them."""
     lines = ["from core_testing import LauncherConformance, StrategyConformance\n"]

@@ -48,7 +48,5 @@ class StraysFar(CompressingStrategy):
 class NeverAgrees(LocalStrategy):
     """Averages where the model is used only, and has promised every second step."""
 
-    def optimizer_step(self, optimizer, closure=None):
-        updated = super(LocalStrategy, self).optimizer_step(optimizer, closure)
+    def after_step(self):
         self.steps += 1
-        return updated

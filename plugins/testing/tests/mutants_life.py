@@ -81,8 +81,7 @@ class BuildsNowhere(AveragingStrategy):
 class RemembersTheProcess(AveragingStrategy):
     """Averages in the first run of a process only."""
 
-    def setup_distributed(self):
-        super().setup_distributed()
+    def connected(self):
         _process["runs"] += 1
 
     def exchange(self, gradient):
@@ -235,8 +234,7 @@ class LeavesItsGroup(AveragingStrategy):
 class LeavesAThread(AveragingStrategy):
     """Starts a thread that is never ended."""
 
-    def setup_distributed(self):
-        super().setup_distributed()
+    def connected(self):
         threading.Thread(target=threading.Event().wait, daemon=True, name="heartbeat").start()
 
 
@@ -244,8 +242,7 @@ class LeavesAThread(AveragingStrategy):
 class LeavesAProcess(AveragingStrategy):
     """Starts a process that is never ended."""
 
-    def setup_distributed(self):
-        super().setup_distributed()
+    def connected(self):
         # Ends by itself when the rank is gone.
         self.helper = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
 
@@ -254,8 +251,7 @@ class LeavesAProcess(AveragingStrategy):
 class LeavesAPort(AveragingStrategy):
     """Listens on a port that is never closed."""
 
-    def setup_distributed(self):
-        super().setup_distributed()
+    def connected(self):
         _process.setdefault("servers", []).append(socket.create_server(("127.0.0.1", 0)))
 
 
@@ -263,8 +259,7 @@ class LeavesAPort(AveragingStrategy):
 class LeavesAVariable(AveragingStrategy):
     """Sets a variable and doesn't take it back."""
 
-    def setup_distributed(self):
-        super().setup_distributed()
+    def connected(self):
         os.environ["MUTANT_RANK"] = str(self.global_rank)
 
 
@@ -272,6 +267,5 @@ class LeavesAVariable(AveragingStrategy):
 class LeavesAFile(AveragingStrategy):
     """Makes a temporary file and doesn't delete it."""
 
-    def setup_distributed(self):
-        super().setup_distributed()
+    def connected(self):
         os.close(tempfile.mkstemp()[0])

@@ -219,13 +219,33 @@ class HalvesGradients(Precision):
         (loss / 2).backward(*args, **kwargs)
 
 
-@checkpoint_io("test_a_state_comes_back[1]")
-class WidensTensors(TorchCheckpointIO):
-    """Reads bfloat16 as float32."""
+class OneFile(TorchCheckpointIO):
+    """A right one, whose mutants change how it reads or writes."""
 
     def load_checkpoint(self, path, *, collectives, state=None):
-        loaded = super().load_checkpoint(path, collectives=collectives, state=state)
-        return _map(loaded, lambda tensor: tensor.float() if tensor.dtype == torch.bfloat16 else tensor)
+        return self.read(
+            path, collectives.rank, lambda: super(OneFile, self).load_checkpoint(path, collectives=collectives)
+        )
+
+    def read(self, path, rank, load):
+        return load()
+
+    def save_checkpoint(self, state, path, *, collectives):
+        def save(path=path):
+            super(OneFile, self).save_checkpoint(state, path, collectives=collectives)
+
+        self.write(path, collectives, save)
+
+    def write(self, path, collectives, save):
+        save()
+
+
+@checkpoint_io("test_a_state_comes_back[1]")
+class WidensTensors(OneFile):
+    """Reads bfloat16 as float32."""
+
+    def read(self, path, rank, load):
+        return _map(load(), lambda tensor: tensor.float() if tensor.dtype == torch.bfloat16 else tensor)
 
 
 def _map(value, function):
@@ -235,12 +255,12 @@ def _map(value, function):
 
 
 @checkpoint_io("test_a_state_comes_back[2]")
-class ReadsOnRankZero(TorchCheckpointIO):
+class ReadsOnRankZero(OneFile):
     """Gives the state to rank 0 only."""
 
-    def load_checkpoint(self, path, *, collectives, state=None):
-        loaded = super().load_checkpoint(path, collectives=collectives, state=state)
-        return loaded if collectives.rank == 0 else {}
+    def read(self, path, rank, load):
+        loaded = load()
+        return loaded if rank == 0 else {}
 
 
 @checkpoint_io("test_shards_come_back")
@@ -252,24 +272,24 @@ class ReadsNoChunks(DistributedCheckpointIO):
 
 
 @checkpoint_io("test_replaces_what_was_there")
-class KeepsTheFirst(TorchCheckpointIO):
+class KeepsTheFirst(OneFile):
     """Doesn't write to where something is."""
 
-    def save_checkpoint(self, state, path, *, collectives):
+    def write(self, path, collectives, save):
         elsewhere = f"{path}.unwanted" if self.exists(path) else path
-        super().save_checkpoint(state, elsewhere, collectives=collectives)
+        save(elsewhere)
         if elsewhere != path:
-            super().remove_checkpoint(elsewhere, collectives=collectives)
+            self.remove_checkpoint(elsewhere, collectives=collectives)
 
 
 @checkpoint_io("test_makes_folders")
-class NeedsFolders(TorchCheckpointIO):
+class NeedsFolders(OneFile):
     """Expects that the folder is there."""
 
-    def save_checkpoint(self, state, path, *, collectives):
+    def write(self, path, collectives, save):
         if "://" not in str(path) and not Path(path).parent.exists():
             raise CheckpointError("no folder")
-        super().save_checkpoint(state, path, collectives=collectives)
+        save()
 
 
 @checkpoint_io("test_takes_urls")
@@ -281,42 +301,42 @@ class KnowsNoUrls(TorchCheckpointIO):
 
 
 @checkpoint_io("test_leaves_no_temporary_files")
-class LeavesTemporaryFiles(TorchCheckpointIO):
+class LeavesTemporaryFiles(OneFile):
     """Leaves a temporary file beside the checkpoint."""
 
-    def save_checkpoint(self, state, path, *, collectives):
-        super().save_checkpoint(state, path, collectives=collectives)
+    def write(self, path, collectives, save):
+        save()
         if "://" not in str(path):
             Path(path).with_name("temporary").touch()
 
 
 @checkpoint_io("test_a_failing_save_leaves_what_was_there[1]")
-class DeletesBeforeItWrites(TorchCheckpointIO):
+class DeletesBeforeItWrites(OneFile):
     """Makes room before it knows that it can write."""
 
-    def save_checkpoint(self, state, path, *, collectives):
-        super().remove_checkpoint(path, collectives=collectives)
-        super().save_checkpoint(state, path, collectives=collectives)
+    def write(self, path, collectives, save):
+        self.remove_checkpoint(path, collectives=collectives)
+        save()
 
 
 @checkpoint_io("test_a_failing_save_leaves_what_was_there[2]")
-class FailsAlone(TorchCheckpointIO):
+class FailsAlone(OneFile):
     """Raises on rank 0 only."""
 
-    def save_checkpoint(self, state, path, *, collectives):
+    def write(self, path, collectives, save):
         try:
-            super().save_checkpoint(state, path, collectives=collectives)
+            save()
         except CheckpointError:
             if collectives.rank == 0:
                 raise
 
 
 @checkpoint_io("test_survives_a_kill")
-class WritesInPlace(TorchCheckpointIO):
+class WritesInPlace(OneFile):
     """Writes straight to the path, bit by bit."""
 
-    def save_checkpoint(self, state, path, *, collectives):
-        super().save_checkpoint(state, f"{path}.new", collectives=collectives)
+    def write(self, path, collectives, save):
+        save(f"{path}.new")
         if collectives.rank == 0:
             for prefix, suffix in (("", ""), (".", ".digest")):
                 target = _local(path)
@@ -339,23 +359,23 @@ def _write_slowly(path, content, num_parts=64):
 
 
 @checkpoint_io("test_a_missing_checkpoint_is_said[1]")
-class ReadsNothing(TorchCheckpointIO):
+class ReadsNothing(OneFile):
     """Takes a missing checkpoint for an empty one."""
 
-    def load_checkpoint(self, path, *, collectives, state=None):
+    def read(self, path, rank, load):
         try:
-            return super().load_checkpoint(path, collectives=collectives, state=state)
+            return load()
         except CheckpointNotFoundError:
             return {}
 
 
 @checkpoint_io("test_damage_is_found[changed]")
-class TrustsFiles(TorchCheckpointIO):
+class TrustsFiles(OneFile):
     """Reads a file without looking at its digest."""
 
-    def load_checkpoint(self, path, *, collectives, state=None):
+    def read(self, path, rank, load):
         if not _local(path).exists():
-            return super().load_checkpoint(path, collectives=collectives, state=state)
+            return load()
         try:
             return torch.load(_local(path), weights_only=True)
         except Exception as error:
@@ -363,12 +383,12 @@ class TrustsFiles(TorchCheckpointIO):
 
 
 @checkpoint_io("test_nothing_is_executed")
-class RunsCode(TorchCheckpointIO):
+class RunsCode(OneFile):
     """Unpickles what it can't read otherwise."""
 
-    def load_checkpoint(self, path, *, collectives, state=None):
+    def read(self, path, rank, load):
         try:
-            return super().load_checkpoint(path, collectives=collectives, state=state)
+            return load()
         except CheckpointCorruptedError:
             with contextlib.suppress(pickle.UnpicklingError, EOFError):
                 pickle.loads(_local(path).read_bytes())

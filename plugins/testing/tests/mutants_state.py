@@ -86,34 +86,31 @@ class LosesTheSchedule(AveragingStrategy):
 class RoundsWeights(AveragingStrategy):
     """Loads weights rounded to nine digits."""
 
-    def load_module_state_dict(self, module, state, *, strict=True):
-        rounded = {name: value.mul(1e11).round().div(1e11) for name, value in state.items()}
-        super().load_module_state_dict(module, rounded, strict=strict)
+    def loaded(self, state, module):
+        return {name: value.mul(1e11).round().div(1e11) for name, value in state.items()}
 
 
 @mutant("test_state_has_the_users_names", passes="test_resume_is_bit_exact")
 class SavesAWrappersNames(AveragingStrategy):
     """Puts a wrapper's prefix before names, and takes it off again itself."""
 
-    def get_module_state_dict(self, module, *, layout=None):
-        return {f"module.{name}": value for name, value in super().get_module_state_dict(module, layout=layout).items()}
+    def saved(self, state, module, layout):
+        return {f"module.{name}": value for name, value in state.items()}
 
-    def load_module_state_dict(self, module, state, *, strict=True):
-        plain = {name.removeprefix("module."): value for name, value in state.items()}
-        super().load_module_state_dict(module, plain, strict=strict)
+    def loaded(self, state, module):
+        return {name.removeprefix("module."): value for name, value in state.items()}
 
 
 @mutant("test_goes_on_under_one_device", passes="test_resume_is_bit_exact")
 class SavesItsOwnLayout(AveragingStrategy):
     """Transposes weights in its checkpoints, which only it can read."""
 
-    def get_module_state_dict(self, module, *, layout=None):
-        return {name: value.flatten() for name, value in super().get_module_state_dict(module, layout=layout).items()}
+    def saved(self, state, module, layout):
+        return {name: value.flatten() for name, value in state.items()}
 
-    def load_module_state_dict(self, module, state, *, strict=True):
+    def loaded(self, state, module):
         own = module.state_dict()
-        shaped = {name: value.view_as(own[name]) if name in own else value for name, value in state.items()}
-        super().load_module_state_dict(module, shaped, strict=strict)
+        return {name: value.view_as(own[name]) if name in own else value for name, value in state.items()}
 
 
 class Marked(AveragingStrategy):
@@ -166,21 +163,18 @@ class SwallowsFailedSaves(AveragingStrategy):
 class ForgetsTraining(AveragingStrategy):
     """Gives the weights that training began with, once it has let go of the optimizers."""
 
-    def setup_module(self, module):
-        wrapped = super().setup_module(module)
+    def begun(self, module):
         self.__dict__.setdefault("first", copy.deepcopy(module.state_dict()))
-        return wrapped
 
-    def get_module_state_dict(self, module, *, layout=None):
-        return super().get_module_state_dict(module, layout=layout) if self.optimizers else self.first
+    def saved(self, state, module, layout):
+        return state if self.optimizers else self.first
 
 
 @mutant("test_streams_whole_weights", passes="test_resume_is_bit_exact")
 class StreamsAStaleUnit(AveragingStrategy):
     """Streams a layer as it was when it was asked for first."""
 
-    def get_module_state_dict(self, module, *, layout=None):
-        state = super().get_module_state_dict(module, layout=layout)
+    def saved(self, state, module, layout):
         if layout == "sharded":
             state["first.weight"] = self.__dict__.setdefault("kept", state["first.weight"].clone())
         return state
@@ -190,8 +184,7 @@ class StreamsAStaleUnit(AveragingStrategy):
 class StreamsNoSecondHalf(AveragingStrategy):
     """Gives the parts of a tensor to stream, but for the last rank's."""
 
-    def get_module_state_dict(self, module, *, layout=None):
-        state = super().get_module_state_dict(module, layout=layout)
+    def saved(self, state, module, layout):
         if layout == "sharded":
             whole = state["first.weight"]
             half, width = len(whole) // 2, whole.shape[1]
@@ -230,29 +223,21 @@ class LosesTensors(AveragingStrategy):
 class SavesWhatIsTrained(AveragingStrategy):
     """Leaves frozen weights out of its checkpoints."""
 
-    def get_module_state_dict(self, module, *, layout=None):
+    def saved(self, state, module, layout):
         parameters = self.session.handle_of(module).module.named_parameters()
         frozen = {name for name, parameter in parameters if not parameter.requires_grad}
-        return {
-            name: value
-            for name, value in super().get_module_state_dict(module, layout=layout).items()
-            if name not in frozen
-        }
+        return {name: value for name, value in state.items() if name not in frozen}
 
-    def load_module_state_dict(self, module, state, *, strict=True):
-        super().load_module_state_dict(module, {**dict(self.kept(module)), **state}, strict=strict)
-
-    def kept(self, module):
-        return self.session.handle_of(module).module.state_dict(keep_vars=True).items()
+    def loaded(self, state, module):
+        return self.session.handle_of(module).module.state_dict(keep_vars=True) | state
 
 
 @mutant("test_every_part_comes_back", passes="test_goes_on_under_one_device")
 class SavesNoBuffers(SavesWhatIsTrained):
     """Leaves buffers out of its checkpoints."""
 
-    def get_module_state_dict(self, module, *, layout=None):
+    def saved(self, state, module, layout):
         buffers = dict(self.session.handle_of(module).module.named_buffers())
-        state = AveragingStrategy.get_module_state_dict(self, module)
         return {name: value for name, value in state.items() if name not in buffers}
 
 

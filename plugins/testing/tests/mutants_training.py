@@ -104,10 +104,8 @@ class SumsGradients(AveragingStrategy):
 class AveragesWhatWasTrainable(AveragingStrategy):
     """Averages gradients of those weights that were to be trained when they were set up."""
 
-    def setup_module(self, module):
-        wrapped = super().setup_module(module)
+    def begun(self, module):
         self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        return wrapped
 
     def parameters(self):
         return self.trainable
@@ -117,10 +115,8 @@ class AveragesWhatWasTrainable(AveragingStrategy):
 class FillsInZeros(AveragingStrategy):
     """Gives a gradient of zeros to each weight that was to be trained when it was set up: momentum moves it on."""
 
-    def setup_module(self, module):
-        wrapped = super().setup_module(module)
+    def begun(self, module):
         self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        return wrapped
 
     def average(self, manual):
         for parameter in self.trainable:
@@ -134,43 +130,35 @@ class DetachesItsBuffer(AveragingStrategy):
     """Reduces one flat buffer, from which zero_grad(set_to_none=True) has detached the gradients: ranks agree, the
     loss falls, the weights are wrong."""
 
-    def setup_module(self, module):
-        wrapped = super().setup_module(module)
+    def begun(self, module):
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.buffer = torch.zeros(sum(p.numel() for p in trainable), dtype=trainable[0].dtype)
         parts = self.buffer.split([p.numel() for p in trainable])
         self.views = [(p, part.view_as(p)) for p, part in zip(trainable, parts, strict=True)]
-        self.attach()
-        return wrapped
+        self.before_step(None)
 
-    def attach(self):
+    def before_step(self, optimizer):
         for parameter, view in self.views:
             parameter.grad = view
 
     def average(self, manual):
         self.exchange(self.buffer)
 
-    def optimizer_step(self, optimizer, closure=None):
-        self.attach()
-        return super().optimizer_step(optimizer, closure)
-
 
 @mutant(f"{EQUAL}[accumulated]")
 class StepsInEveryBatch(AveragingStrategy):
     """Doesn't wait for the end of an accumulation window."""
 
-    def run_training_step(self, batch, batch_idx, step):
+    def before_batch(self, step):
         step.ends_window = True
-        return super().run_training_step(batch, batch_idx, step)
 
 
 @mutant(f"{EQUAL}[accumulated_to_a_short_window]", passes=f"{EQUAL}[sgd_momentum]")
 class ForgetsToDivide(AveragingStrategy):
     """Sums the losses of an accumulation window instead of averaging them."""
 
-    def run_training_step(self, batch, batch_idx, step):
+    def before_batch(self, step):
         step.num_accumulated = 1
-        return super().run_training_step(batch, batch_idx, step)
 
 
 @mutant("test_no_backward_sync_keeps_gradients_local", passes=f"{EQUAL}[accumulated]")
@@ -198,10 +186,9 @@ class ClipsPerRank(AveragingStrategy):
     def average(self, manual):
         pass
 
-    def optimizer_step(self, optimizer, closure=None):
+    def before_step(self, optimizer):
         if self.world_size > 1:
             super().average(False)
-        return super().optimizer_step(optimizer, closure)
 
 
 @mutant(f"{EQUAL}[clipped_by_value]", passes=f"{EQUAL}[clipped_by_norm]")
@@ -275,12 +262,10 @@ class LosesHooks(AveragingStrategy):
 class SharesMemoryOfGradients(AveragingStrategy):
     """Divides a sparse gradient as it comes, in the memory of the outputs' gradient, which other layers still need."""
 
-    def setup_module(self, module):
-        super().setup_module(module)
+    def begun(self, module):
         for part in module.modules():
             if isinstance(part, torch.nn.Embedding) and self.world_size > 1:
                 part.weight.register_post_accumulate_grad_hook(self.divide)
-        return self.model
 
     def divide(self, weight):
         weight.grad.div_(self.world_size)
@@ -306,20 +291,18 @@ class NeedsAllGradients(AveragingStrategy):
 class TrainsInEvaluationMode(AveragingStrategy):
     """Puts the module into evaluation mode."""
 
-    def run_training_step(self, batch, batch_idx, step):
+    def before_batch(self, step):
         self.session.handles[0].module.eval()
-        return super().run_training_step(batch, batch_idx, step)
 
 
 @mutant(f"{EQUAL}[adam]", passes=f"{EQUAL}[sgd_momentum]")
 class ForgetsItsSteps(AveragingStrategy):
     """Makes Adam's bias correction begin anew in each step."""
 
-    def optimizer_step(self, optimizer, closure=None):
+    def before_step(self, optimizer):
         for entry in optimizer.state.values():
             if "step" in entry:
                 entry["step"].zero_()
-        return super().optimizer_step(optimizer, closure)
 
 
 @mutant(f"{EQUAL}[adamw]", passes=f"{EQUAL}[adam]")
@@ -336,21 +319,18 @@ class ForgetsWeightDecay(AveragingStrategy):
 class MistakesFusedForScaled(AveragingStrategy):
     """Tells fused optimizers that their gradients have overflowed."""
 
-    def optimizer_step(self, optimizer, closure=None):
+    def before_step(self, optimizer):
         if optimizer.defaults.get("fused"):
             optimizer.found_inf = torch.tensor(1.0)
-        return super().optimizer_step(optimizer, closure)
 
 
 @mutant(f"{EQUAL}[scheduler_by_step]", passes=f"{EQUAL}[sgd_momentum]")
 class StepsSchedulersTwice(AveragingStrategy):
     """Steps the scheduler that the core steps too, without declaring OWNS_SCHEDULER."""
 
-    def optimizer_step(self, optimizer, closure=None):
-        updated = super().optimizer_step(optimizer, closure)
+    def after_step(self):
         for item in self.lr_schedulers:
             item.scheduler.step()
-        return updated
 
 
 @mutant(f"{EQUAL}[scheduler_by_epoch]", passes=f"{EQUAL}[scheduler_by_step]")
@@ -459,26 +439,21 @@ class ForwardsAnOldModel(AveragingStrategy):
 class TrainsACopy(AveragingStrategy):
     """Trains a copy of the user's module."""
 
-    def setup_module(self, module):
-        return super().setup_module(module)
+    def before_step(self, optimizer):
+        self.before = [parameter.detach().clone() for parameter in self.parameters()]
 
-    def optimizer_step(self, optimizer, closure=None):
-        before = [parameter.detach().clone() for parameter in self.parameters()]
-        updated = super().optimizer_step(optimizer, closure)
+    def after_step(self):
         with torch.no_grad():
-            for parameter, old in zip(self.parameters(), before, strict=True):
+            for parameter, old in zip(self.parameters(), self.before, strict=True):
                 parameter.copy_(old)
-        return updated
 
 
 @mutant("test_the_user_keeps_the_module", passes=f"{EQUAL}[sgd_momentum]")
 class PatchesForward(AveragingStrategy):
     """Leaves a function of its own in the place of the module's forward."""
 
-    def setup_module(self, module):
-        wrapped = super().setup_module(module)
+    def begun(self, module):
         module.forward = module.forward
-        return wrapped
 
 
 @mutant("test_parameters_are_on_the_device")
@@ -542,13 +517,11 @@ class MeetsNowAndThen(AveragingStrategy):
     def average(self, manual):
         pass
 
-    def optimizer_step(self, optimizer, closure=None):
-        updated = super().optimizer_step(optimizer, closure)
+    def after_step(self):
         self.num_steps += 1
         if self.num_steps % 4 == 0:
             for parameter in self.parameters():
                 parameter.data.copy_(self.reduce(parameter.data))
-        return updated
 
 
 @mutant("test_losses_are_weighted[trainer-3]", passes="test_losses_are_weighted[trainer-1]")

@@ -10,20 +10,18 @@ COUNTS_ONCE = "test_each_sample_counts_once"
 class LearnsFromRepeatedSamples(AveragingStrategy):
     """Leaves out what a batch weighs: a sample that a rank repeats to join a step counts in the gradient."""
 
-    def run_training_step(self, batch, batch_idx, step):
+    def before_batch(self, step):
         if step.weight == 0:
             step.weight = None
-        return super().run_training_step(batch, batch_idx, step)
 
 
 @mutant(f"{COUNTS_ONCE}[1-1]", passes="test_losses_are_weighted[trainer-1]")
 class LogsRepeatedSamples(AveragingStrategy):
     """Lets a sample of weight 0 count in what a step logs."""
 
-    def run_training_step(self, batch, batch_idx, step):
+    def before_batch(self, step):
         if step.weight == 0:
             self.session.handles[0].module.trainer.run.logged.train.share = None
-        return super().run_training_step(batch, batch_idx, step)
 
 
 @mutant("test_streams_are_weighted[3]", passes=f"{COUNTS_ONCE}[1-3]")
@@ -48,10 +46,9 @@ class WeighsRepeatedItems(AveragingStrategy):
 class WeighsNoShortWindow(AveragingStrategy):
     """Weighs batches among those of their step, and not of their window."""
 
-    def run_training_step(self, batch, batch_idx, step):
-        if step.weight is not None and step.num_accumulated > 1 and step.weight:
+    def before_batch(self, step):
+        if step.weight and step.num_accumulated > 1:
             step.weight = None
-        return super().run_training_step(batch, batch_idx, step)
 
 
 @mutant("test_an_odd_evaluation_ends", passes="test_every_sample_comes_once_an_epoch")

@@ -1,6 +1,5 @@
 """With the real library and a repository in a folder. Each test runs a program: the library keeps databases open."""
 
-import importlib.util
 import os
 import sys
 
@@ -10,6 +9,7 @@ from core.contract import ConfigurationError
 from core_aim import AimLogger
 from core_testing import programs
 from support import logged_net
+from support.missing_packages import hide
 
 READ = """
 def read(version):
@@ -80,7 +80,6 @@ assert "aim" not in sys.modules
 
 
 def test_a_missing_package_is_told_before_the_run(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "aim" else find(name))
+    hide(monkeypatch, "aim")
     with pytest.raises(ConfigurationError, match=r"not installed: `pip install aim`"):
         AimLogger()

@@ -1,6 +1,5 @@
 """With the real library, offline. Each test runs a program: the library's threads live as long as their process."""
 
-import importlib.util
 import json
 import os
 import sys
@@ -12,6 +11,7 @@ from core.contract import ConfigurationError
 from core_comet import CometLogger
 from core_testing import programs
 from support import logged_net
+from support.missing_packages import hide
 
 QUICK = dict.fromkeys(("log_code", "log_env_details", "log_git_metadata"), False)
 
@@ -114,8 +114,7 @@ assert "comet_ml" not in sys.modules
 
 
 def test_a_missing_package_is_told_before_the_run(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "comet_ml" else find(name))
+    hide(monkeypatch, "comet_ml")
     with pytest.raises(ConfigurationError, match=r"not installed: `pip install comet-ml`"):
         CometLogger()
 

@@ -10,7 +10,6 @@ differs, each with a reason. `test_signatures.py` fails on a difference without 
 """
 
 import ast
-import fnmatch
 import functools
 import importlib
 import inspect
@@ -18,6 +17,7 @@ import json
 import sys
 import tomllib
 from enum import Enum
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -182,18 +182,13 @@ def differences(theirs):
     found = {name: set(of_class(name, each, by_name)) for name, each in by_name.items() if "has" in each}
     for name, each in by_name.items():
         said = {line for base in each.get("bases", ()) for line in found.get(base, ())}
-        yield from of_names(each["names"])
-        if (ours := looked_up(name)) is not None and not is_stand_in(ours):
+        yield from (alias for alias in each["names"] if looked_up(alias) is None)
+        ours = looked_up(name)
+        if is_stand_in(ours):
+            yield f"{name}: refused"
+        elif ours is not None:
             yield from compared(name, each.get("takes"), arguments(ours.__init__ if "has" in each else ours))
             yield from sorted(f"{name}.{line}" for line in found.get(name, set()) - said)
-
-
-def of_names(names):
-    for name in names:
-        if (ours := looked_up(name)) is None:
-            yield name
-        elif is_stand_in(ours) and name == names[0]:
-            yield f"{name}: refused"
 
 
 def looked_up(name):
@@ -217,17 +212,14 @@ def of_class(name, thing, by_name):
     for item, form in has.items():
         if not hasattr(ours, item) and item not in own:
             yield item
-        elif isinstance(form, list):
-            yield from of_method(item, form, member(ours, item))
-        elif form == "setter" and member(ours, item) == "property":
+            continue
+        here = member(ours, item)
+        if isinstance(form, list) and isinstance(here, list):
+            yield from compared(item, form, here)
+        elif isinstance(form, list) and here in ("property", "setter"):
+            yield f"{item}(): here a {here}"
+        elif (form, here) == ("setter", "property"):
             yield f"{item} = ..."
-
-
-def of_method(item, theirs, ours):
-    if ours in ("property", "setter"):
-        yield f"{item}(): here a {ours}"
-    elif isinstance(ours, list):
-        yield from compared(item, theirs, ours)
 
 
 # the page -------------------------------------------------------------------------------------------------------------
@@ -237,13 +229,11 @@ def decided(found, decisions):
     """For each decision, by index, what falls to it; under None what falls to none."""
     by_decision = {}
     for line in found:
-        matching = (index for index, each in enumerate(decisions) if fits(line, each["what"]))
+        matching = (
+            index for index, each in enumerate(decisions) for pattern in each["what"] if fnmatchcase(line, pattern)
+        )
         by_decision.setdefault(next(matching, None), []).append(line)
     return by_decision
-
-
-def fits(line, patterns):
-    return any(fnmatch.fnmatchcase(line, pattern) for pattern in patterns)
 
 
 def tables(found, config):

@@ -1,12 +1,10 @@
 """The report on a program before it is run."""
 
-import importlib.util
-import subprocess
-import sys
-from pathlib import Path
-
+import explained
 import pytest
+from click.testing import CliRunner
 
+from core.cli.commands import command
 from core_lightning.explaining import explain
 
 PROGRAM = """
@@ -26,9 +24,6 @@ trainer = L.Trainer(max_epochs=1, max_epoch=2, callbacks=[cb.ModelCheckpoint(), 
 print(L.pytorch.loggers.CSVLogger, L.fabric.plugins.nothing, torch.nn.Linear, trainer.anything, trainer.callbacks)
 trainer.fit_loop = trainer.is_last_batch = SpikeDetection()
 """
-spec = importlib.util.spec_from_file_location("lightning_explained", Path(__file__).with_name("explained.py"))
-explained = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(explained)
 
 
 def test_what_is_missing_is_listed_where_it_stands(tmp_path):
@@ -64,12 +59,15 @@ def test_a_program_gets_the_verdict_that_it_has_shown(tmp_path, name):
     assert runs == (verdict != explained.FAILS)
 
 
-def test_core_run_reports_and_runs_nothing(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("from lightning.pytorch import Trainer\nraise SystemExit(7)\n", encoding="utf-8")
-    command = [sys.executable, "-m", "core", "run", "--lightning", "--explain", script.name]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "train.py: runs equal\n"), done.stderr
-    command.remove("--lightning")
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, "--explain needs a prelude" in done.stderr) == (2, True)
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--lightning", "--explain"], 0, "train.py: runs equal\n"),
+        (["--explain"], 2, "--explain needs a prelude"),
+    ],
+)
+def test_core_run_reports_and_runs_nothing(tmp_path, monkeypatch, options, code, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("from lightning.pytorch import Trainer\nraise SystemExit(7)\n", encoding="utf-8")
+    done = CliRunner().invoke(command, ["run", *options, "train.py"])
+    assert (done.exit_code, said in done.output) == (code, True), done.output

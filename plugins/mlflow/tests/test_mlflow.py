@@ -1,6 +1,5 @@
 """With the real library and its local file store."""
 
-import importlib.util
 import os
 import pickle
 import subprocess
@@ -12,6 +11,7 @@ import torch
 
 from core.contract import ConfigurationError
 from core_mlflow import MLFlowLogger
+from support.missing_packages import hide
 
 
 @pytest.fixture
@@ -134,8 +134,7 @@ def test_what_is_no_number_is_named(store):
 
 
 def test_a_missing_package_is_told_before_the_run(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mlflow" else find(name))
+    hide(monkeypatch, "mlflow")
     with pytest.raises(ConfigurationError, match=r"not installed: `pip install mlflow-skinny`"):
         MLFlowLogger()
 

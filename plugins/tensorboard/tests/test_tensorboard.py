@@ -1,6 +1,5 @@
 """Read back with TensorBoard's own reader."""
 
-import importlib.util
 import json
 import pickle
 import threading
@@ -10,6 +9,7 @@ import torch
 
 from core.contract import ConfigurationError
 from core_tensorboard import TensorBoardLogger
+from support.missing_packages import hide
 
 pytest.importorskip("tensorboard", reason="pip install tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -86,7 +86,6 @@ def test_what_is_no_number_is_named(tmp_path):
 
 
 def test_a_missing_package_is_told_before_the_run(monkeypatch, tmp_path):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name))
+    hide(monkeypatch, "tensorboard")
     with pytest.raises(ConfigurationError, match=r"not installed: `pip install tensorboard`"):
         TensorBoardLogger(tmp_path)

@@ -1,6 +1,5 @@
 """`core check`: the conformance kit from the command line."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from core.cli.commands import command
 from core_testing import programs
 from core_testing.cli import card
 from core_testing.waiting import slowness, wait_until
+from support.missing_packages import hide
 
 ENTRY = "[core.loggers]\nlines = lines_plugin:LinesLogger\n"
 PLUGIN = '''
@@ -202,10 +202,7 @@ def test_help_imports_no_torch():
 
 
 def test_without_pytest_it_says_what_to_install(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "pytest" else find(name, *rest)
-    )
+    hide(monkeypatch, "pytest")
     done = CliRunner().invoke(command, ["check", "csv"])
     assert done.exit_code == 1
     assert "The conformance kit needs pytest, which is not installed: pip install pytest" in done.output

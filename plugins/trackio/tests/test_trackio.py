@@ -1,6 +1,5 @@
 """With the real library and a local database. Each test runs a program: the library has its folder from the start."""
 
-import importlib.util
 import json
 import os
 import sqlite3
@@ -12,6 +11,7 @@ from core.contract import ConfigurationError
 from core_testing import programs
 from core_trackio import TrackioLogger
 from support import logged_net
+from support.missing_packages import hide
 
 
 @pytest.fixture
@@ -105,8 +105,7 @@ assert "trackio" not in sys.modules
 
 
 def test_a_missing_package_is_told_before_the_run(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trackio" else find(name))
+    hide(monkeypatch, "trackio")
     with pytest.raises(ConfigurationError, match=r"not installed: `pip install trackio`"):
         TrackioLogger()
 

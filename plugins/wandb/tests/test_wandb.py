@@ -1,18 +1,18 @@
 """With the real library, offline. Each test runs a program: the library keeps a process beside the one that uses it."""
 
 import importlib
-import importlib.util
 import json
 import os
 import struct
 import sys
-import time
 
 import pytest
 
 from core.contract import ConfigurationError
 from core_testing import programs
+from core_testing.waiting import wait_until
 from core_wandb import WandbLogger
+from support.missing_packages import hide
 
 PRELOAD = "wandb,wandb.sdk.launch,core.loggers"  # a run imports the second when it begins
 BLOCK, HEADER = 32768, 7
@@ -163,15 +163,12 @@ process = multiprocessing.get_context("fork").Process(target=work, args=(logger,
 process.start()
 process.join()
 """)
-    ends_s = time.monotonic() + 20  # the library's own process may still write
-    while not read(tmp_path)[version]["exits"] and time.monotonic() < ends_s:
-        time.sleep(0.05)
-    assert read(tmp_path)[version]["exits"] == [0]
+    # The library's own process may still write.
+    assert wait_until(lambda: read(tmp_path)[version]["exits"], "end of the run") == [0]
 
 
 def test_a_missing_package_is_told_before_the_run(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else find(name))
+    hide(monkeypatch, "wandb")
     with pytest.raises(ConfigurationError, match=r"not installed: `pip install wandb`"):
         WandbLogger()
 

@@ -41,8 +41,8 @@ def their_package(monkeypatch):
         monkeypatch.setattr(kind, "__module__", module.__name__)
         setattr(module, kind.__name__, kind)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    points = (metadata.EntryPoint(value, value, allowed_objects.GROUP) for value in ["their_objects:Settings"])
-    found = [*points, metadata.EntryPoint("kinds", "their_objects", allowed_objects.GROUP)]
+    values = ("their_objects:Settings", "their_objects")
+    found = [metadata.EntryPoint(value, value, allowed_objects.GROUP) for value in values]
     monkeypatch.setattr(metadata, "entry_points", lambda group: found if group == allowed_objects.GROUP else [])
     allowed = allowed_objects._allowed
     allowed.cache_clear()

@@ -29,19 +29,9 @@ class Runs:
 @pytest.fixture
 def classes():
     """Of a program that isn't installed where the file is read."""
-    module = types.ModuleType("their_project")
-
-    class Config:
-        def __init__(self):
-            self.width = 4
-
-    class AttributeDict(dict):
-        pass
-
-    for made in (Config, AttributeDict):
-        made.__module__, made.__qualname__ = module.__name__, made.__name__
-        setattr(module, made.__name__, made)
-    sys.modules[module.__name__] = module
+    module = sys.modules["their_project"] = types.ModuleType("their_project")
+    module.Config = type("Config", (), {"__module__": module.__name__})
+    module.AttributeDict = type("AttributeDict", (dict,), {"__module__": module.__name__})
     yield module
     sys.modules.pop(module.__name__, None)
 
@@ -108,16 +98,10 @@ def test_a_sharded_checkpoint_is_named_with_the_commands(tmp_path):
     path = tmp_path / "sharded.ckpt"
     torch_checkpoint.save({"model": {"weight": torch.ones(2)}}, checkpoint_id=path, no_dist=True)
     torch.save(lightning(), path / "meta.pt")
-    with pytest.raises(
-        CheckpointCorruptedError, match="no checkpoint of core, and nothing of it was damaged"
-    ) as caught:
+    with pytest.raises(CheckpointCorruptedError, match="no checkpoint of core, and nothing of it was damaged") as told:
         load_checkpoint(path)
-    assert f"PyTorch Lightning's. `python -m lightning.pytorch.utilities.consolidate_checkpoint '{path}'`" in str(
-        caught.value
-    )
-    assert f"`python -m torch.distributed.checkpoint.format_utils dcp_to_torch '{path}' '{path}.pt'`" in str(
-        caught.value
-    )
+    assert f"Lightning's. `python -m lightning.pytorch.utilities.consolidate_checkpoint '{path}'`" in str(told.value)
+    assert f"`python -m torch.distributed.checkpoint.format_utils dcp_to_torch '{path}' '{path}.pt'`" in str(told.value)
 
 
 def test_another_program_is_refused_as_before(classes, tmp_path):

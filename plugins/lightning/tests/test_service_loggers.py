@@ -9,6 +9,8 @@ import pytest
 import core
 from core_testing import programs
 
+NEEDS_WANDB = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="pip install wandb")
+NEEDS_MLFLOW = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="pip install mlflow-skinny")
 WANDB = """
 import pathlib, torch, core_lightning
 core_lightning.install()
@@ -46,7 +48,7 @@ print([name for name in run.summary.keys() if name.startswith(("gradients", "par
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="pip install wandb")
+@NEEDS_WANDB
 def test_a_program_with_images_text_and_a_watched_model_runs_on_wandb(tmp_path):
     quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_X_SAVE_REQUIREMENTS": "false"}
     folders = {f"WANDB_{each}_DIR": str(tmp_path / each) for each in ("CACHE", "CONFIG", "DATA")}  # else in the home
@@ -61,53 +63,55 @@ def test_a_program_with_images_text_and_a_watched_model_runs_on_wandb(tmp_path):
     assert "gradients/own" in watched or "gradients/layer.weight" in watched
 
 
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="pip install wandb")
-def test_arguments_of_wandb_that_contradict_each_other_are_refused(installed):
-    kind = installed("lightning.pytorch.loggers").WandbLogger
-    with pytest.raises(core.ConfigurationError, match="a run that is offline can't send checkpoints"):
-        kind(offline=True, log_model="all")
-    with pytest.raises(core.ConfigurationError, match="no anonymous runs"):
-        kind(anonymous=True)
+@NEEDS_WANDB
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"offline": True, "log_model": "all"}, "a run that is offline can't send checkpoints"),
+        ({"anonymous": True}, "no anonymous runs"),
+    ],
+)
+def test_arguments_of_wandb_that_contradict_each_other_are_refused(lit, options, message):
+    with pytest.raises(core.ConfigurationError, match=message):
+        lit.pl.loggers.WandbLogger(**options)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="pip install mlflow-skinny")
-def test_checkpoints_go_to_mlflow_at_the_end_or_at_once(installed, tmp_path, monkeypatch):
+@NEEDS_MLFLOW
+@pytest.mark.parametrize(("when", "at_once"), [("all", ["best"]), (True, [])])
+def test_checkpoints_go_to_mlflow_at_the_end_or_at_once(lit, tmp_path, monkeypatch, when, at_once):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    kind = installed("lightning.pytorch.loggers").MLFlowLogger
-    saved = installed("lightning.pytorch.callbacks").ModelCheckpoint(tmp_path)
+    saved = lit.pl.callbacks.ModelCheckpoint(tmp_path)
     (tmp_path / "best.ckpt").write_bytes(b"weights")
     saved.best_model_path = tmp_path / "best.ckpt"
-    for when, at_once in (("all", ["best"]), (True, [])):
-        logger = kind(
-            "runs", tracking_uri=(tmp_path / "store").as_uri(), prefix="own", log_model=when, synchronous=True
-        )
-        logger.log_metrics({"loss": 1.5, "name": "text"})
-        client, run = logger.experiment, logger.run_id
-        assert client.get_metric_history(run, "own-loss")[0].value == 1.5
-        assert (logger.name, logger.version) == (logger.experiment_id, run)
-        logger.after_save_checkpoint(saved)
-        assert [item.path for item in client.list_artifacts(run)] == at_once
-        logger.after_save_checkpoint(saved)  # has been sent, and hasn't changed
-        logger.finalize("success")
-        assert [item.path for item in client.list_artifacts(run)] == ["best"]
-        names = [item.path for item in client.list_artifacts(run, "best")]
-        assert names == ["best/aliases.txt", "best/best.ckpt", "best/metadata.yaml"]
-        assert client.get_run(run).info.status == "FINISHED"
+    options = {"tracking_uri": (tmp_path / "store").as_uri(), "prefix": "own", "synchronous": True}
+    logger = lit.pl.loggers.MLFlowLogger("runs", log_model=when, **options)
+    logger.log_metrics({"loss": 1.5, "name": "text"})
+    client, run = logger.experiment, logger.run_id
+    assert client.get_metric_history(run, "own-loss")[0].value == 1.5
+    assert (logger.name, logger.version) == (logger.experiment_id, run)
+    logger.after_save_checkpoint(saved)
+    assert [item.path for item in client.list_artifacts(run)] == at_once
+    logger.after_save_checkpoint(saved)  # has been sent, and hasn't changed
+    logger.finalize("success")
+    assert [item.path for item in client.list_artifacts(run)] == ["best"]
+    names = [item.path for item in client.list_artifacts(run, "best")]
+    assert names == ["best/aliases.txt", "best/best.ckpt", "best/metadata.yaml"]
+    assert client.get_run(run).info.status == "FINISHED"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="pip install mlflow-skinny")
-def test_a_new_experiment_of_mlflow_has_its_place_for_artifacts(installed, tmp_path, monkeypatch):
+@NEEDS_MLFLOW
+def test_a_new_experiment_of_mlflow_has_its_place_for_artifacts(lit, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    kind = installed("lightning.pytorch.loggers").MLFlowLogger
-    logger = kind("placed", save_dir=str(tmp_path / "store"), artifact_location=(tmp_path / "artifacts").as_uri())
-    assert logger.experiment.get_experiment(logger.experiment_id).artifact_location.endswith("/artifacts")
-    assert logger.save_dir == str(tmp_path / "store")
+    place = (tmp_path / "artifacts").as_uri()
+    logger = lit.pl.loggers.MLFlowLogger("placed", save_dir="store", artifact_location=place)
+    assert logger.experiment.get_experiment(logger.experiment_id).artifact_location == place
+    assert logger.save_dir == "store"
 
 
-def test_a_logger_of_the_programs_own_saves_after_each_record_and_hears_of_checkpoints(installed, pl, boring, tmp_path):
+def test_a_logger_of_the_programs_own_saves_after_each_record_and_hears_of_checkpoints(lit):
     calls = []
 
-    class Own(installed("lightning.pytorch.loggers").Logger):
+    class Own(lit.pl.loggers.Logger):
         def log_metrics(self, metrics, step):
             calls.append("log")
 
@@ -117,14 +121,7 @@ def test_a_logger_of_the_programs_own_saves_after_each_record_and_hears_of_check
         def after_save_checkpoint(self, checkpoint_callback):
             calls.append(os.path.exists(checkpoint_callback.best_model_path))
 
-    class Model(boring.BoringModel):
-        def training_step(self, batch, batch_idx):
-            self.log("loss", 1.0)
-            return super().training_step(batch, batch_idx)
-
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    trainer = pl.Trainer(**quiet, max_epochs=1, limit_train_batches=2, log_every_n_steps=1, logger=Own())
-    trainer.fit(Model())
+    lit.fit(lit.Plain(), max_steps=2, log_every_n_steps=1, logger=Own(), enable_checkpointing=True)
     assert calls[:4] == ["log", "save"] * 2
     assert calls.count(True) == 1
     assert False not in calls

@@ -41,17 +41,6 @@ def test_optimizers(lit, owner):
     assert (" ".join(net.seen), lit.total(net)) == ("SGD SGD SGD SGD Adam Adam Adam Adam", 3.3271)
 
 
-def test_a_scheduler(lit):
-    class Assigning(lit.pl.Callback):
-        def on_train_epoch_start(self, trainer, module):
-            if trainer.current_epoch == 1:
-                trainer.lr_scheduler_configs[0].scheduler = StepLR(trainer.optimizers[0], 1, 0.1)
-
-    net = scheduled(lit)
-    lit.fit(net, callbacks=[Assigning()], max_epochs=3)
-    assert net.seen == [1.0] * 4 + [0.5] * 4 + [0.05] * 4
-
-
 def test_a_scheduler_with_its_interval(lit, installed):
     make = installed("lightning.pytorch.utilities.types").LRSchedulerConfig
 
@@ -64,19 +53,6 @@ def test_a_scheduler_with_its_interval(lit, installed):
     net = scheduled(lit)
     lit.fit(net, callbacks=[Assigning()])
     assert net.seen == [1.0] * 4 + [0.5, 0.5, 0.05, 0.05]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "steps"),
-    [("limit_train_batches", 2, 6), ("limit_train_batches", 0.25, 5), ("limit_val_batches", 0, 8)],
-)
-def test_limits_between_runs(lit, name, value, steps):
-    trainer = lit.fit(lit.Plain(), max_epochs=1)
-    setattr(trainer, name, value)
-    trainer.fit_loop.max_epochs = 2
-    net = lit.Rising()
-    trainer.fit(net, lit.load(), lit.load())
-    assert (trainer.global_step, len(net.seen)) == (steps, value != 0)
 
 
 def test_after_fit(lit):

@@ -1,35 +1,8 @@
-"""What hooks find and get, and the states of callbacks."""
+"""What hooks find and get."""
 
 import pytest
-from torch.utils.data import DataLoader, TensorDataset
 
 pytestmark = pytest.mark.numbers
-
-
-def test_a_sanity_check(lit):
-    seen = []
-
-    class Seen(lit.pl.Callback):
-        def on_sanity_check_start(self, trainer, module):
-            seen.append(("start", trainer.sanity_checking, module.training))
-
-        def on_validation_batch_start(self, trainer, module, batch, batch_idx, dataloader_idx=0):
-            seen.append((batch_idx, trainer.sanity_checking, trainer.validating, trainer.state.stage.value))
-
-        def on_sanity_check_end(self, trainer, module):
-            seen.append(("end", trainer.sanity_checking, lit.rounded(trainer.callback_metrics)))
-
-        def on_train_start(self, trainer, module):
-            seen.append((trainer.sanity_checking, trainer.state.stage.value, len(trainer.callback_metrics)))
-
-    lit.fit(lit.Plain(), callbacks=[Seen()], num_sanity_val_steps=1, max_epochs=1, limit_val_batches=1)
-    assert seen == [
-        ("start", True, True),
-        (0, True, False, "sanity_check"),
-        ("end", True, {"val": 6.3444}),
-        (False, "train", 0),
-        (0, False, True, "validate"),
-    ]
 
 
 def test_an_exception(lit):
@@ -40,9 +13,6 @@ def test_an_exception(lit):
             if batch_idx == 1:
                 raise ValueError("no")
             return super().training_step(batch, batch_idx)
-
-        def on_exception(self, exception):
-            seen.append("the module isn't told")
 
     class Seen(lit.pl.Callback):
         def on_exception(self, trainer, module, exception):
@@ -91,39 +61,3 @@ def test_a_hook_that_calls_the_base_by_keyword(lit):
             super().on_train_start(trainer=trainer, pl_module=pl_module)
 
     assert lit.fit(lit.Plain(), callbacks=[Own()], max_epochs=1).global_step == 4
-
-
-def test_a_loader_is_asked_for_no_batch_beyond_its_length(lit):
-    asked = []
-
-    class Counted(DataLoader):
-        def __iter__(self):
-            yield from super().__iter__()
-            asked.append("beyond")
-
-    lit.fit(lit.Plain(), val=False, train=Counted(TensorDataset(lit.DATA), batch_size=2))
-    assert asked == []
-
-
-def test_states_of_callbacks(lit):
-    class Counting(lit.pl.Callback):
-        def __init__(self, name):
-            self.name, self.count = name, 0
-
-        @property
-        def state_key(self):
-            return f"Counting[{self.name}]"
-
-        def on_train_batch_end(self, *_):
-            self.count += 1
-
-        def state_dict(self):
-            return {"count": self.count}
-
-        def load_state_dict(self, state):
-            self.count = state["count"]
-
-    lit.fit(lit.Plain(), callbacks=[Counting("a"), Counting("b")], max_epochs=1).save_checkpoint("a.ckpt")
-    again = [Counting("b"), Counting("c"), Counting("a")]
-    lit.fit(lit.Plain(), callbacks=again, ckpt_path="a.ckpt")
-    assert [each.count for each in again] == [8, 4, 8]

@@ -1,7 +1,7 @@
 import pytest
 
 
-def stopped(lit, net=None, stop_at=None, **options):
+def stopped(lit, stop_at=None, **options):
     """What a run has called, with its steps and epochs, and the steps at its end; `stop_at` is a batch of an epoch."""
 
     class Counted(lit.Plain):
@@ -18,7 +18,7 @@ def stopped(lit, net=None, stop_at=None, **options):
         def on_train_end(self):
             self.seen.append(f"over {self.current_epoch}")
 
-    net = net or Counted()
+    net = Counted()
     trainer = lit.fit(net, **{"max_epochs": 3, **options})
     return ", ".join(net.seen), trainer.global_step
 
@@ -39,31 +39,6 @@ def stopped(lit, net=None, stop_at=None, **options):
 )
 def test_a_run_that_stops(lit, options, seen, steps):
     assert stopped(lit, **options) == (seen, steps)
-
-
-def test_a_stop_within_a_step(lit):
-    class Stopping(lit.Plain):
-        def training_step(self, batch, batch_idx):
-            self.trainer.should_stop = batch_idx == 2
-            return super().training_step(batch, batch_idx)
-
-    assert stopped(lit, Stopping()) == ("", 3)
-
-
-def test_a_stop_within_a_validation(lit):
-    class Stopping(lit.Plain):
-        def on_validation_end(self):
-            self.trainer.should_stop = True
-
-    assert stopped(lit, Stopping(), val_check_interval=2) == ("", 2)
-
-
-def test_an_epoch_that_a_hook_leaves(lit):
-    class Leaving(lit.Plain):
-        def on_train_batch_start(self, batch, batch_idx):
-            return -1 if batch_idx == 2 else None
-
-    assert stopped(lit, Leaving()) == ("", 6)
 
 
 @pytest.mark.parametrize(

@@ -18,47 +18,6 @@ def test_clearing_gradients(lit):
     assert (net.seen, lit.total(net)) == ([(0, 0), (0, 1), (0, 2), (0, 3)], 2.5579)
 
 
-def test_an_optimizers_step(lit):
-    class Stepping(lit.Plain):
-        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
-            self.seen.append((epoch, batch_idx, self.trainer.global_step))
-            if batch_idx % 2:
-                optimizer.step(closure=optimizer_closure)
-            else:
-                optimizer_closure()
-
-    net = Stepping()
-    trainer = lit.fit(net, max_epochs=1)
-    assert net.seen == [(0, 0, 0), (0, 1, 1), (0, 2, 2), (0, 3, 3)]
-    assert (trainer.global_step, lit.total(net)) == (4, 2.2954)
-
-
-def test_optimization_by_hand(lit):
-    class Two(lit.Plain):
-        automatic_optimization = False
-
-        def __init__(self):
-            super().__init__()
-            self.other = nn.Linear(4, 1)
-
-        def configure_optimizers(self):
-            return [torch.optim.SGD(each.parameters(), 0.1) for each in (self.layers, self.other)]
-
-        def training_step(self, batch, batch_idx):
-            for optimizer in self.optimizers():
-                self.toggle_optimizer(optimizer)
-                self.seen.append([each.requires_grad for each in (self.layers.weight, self.other.weight)])
-                self.manual_backward((self.layers(batch[0]) + self.other(batch[0])).square().mean())
-                self.clip_gradients(optimizer, gradient_clip_val=0.5, gradient_clip_algorithm="norm")
-                optimizer.step()
-                optimizer.zero_grad()
-                self.untoggle_optimizer(optimizer)
-
-    net = Two()
-    trainer = lit.fit(net, max_epochs=1)
-    assert (net.seen[:2], trainer.global_step, lit.total(net)) == ([[True, False], [False, True]], 8, 2.2758)
-
-
 def test_the_backbone_is_frozen_for_an_epoch(lit):
     class Backbone(lit.Net):
         def __init__(self):

@@ -15,6 +15,7 @@ import importlib
 import inspect
 import json
 import sys
+import textwrap
 import tomllib
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -39,23 +40,14 @@ SKIPPED = ("self", "cls")
 
 
 def arguments(function):
-    """`name`, `name=default`, with Python's marks `*` and `**`; None if nobody knows."""
+    """Names with defaults, in order; those by position; whether any others are taken. None if nobody knows."""
     try:
         parameters = [item for name, item in inspect.signature(function).parameters.items() if name not in SKIPPED]
     except (TypeError, ValueError):
         return None
-    found, marked = [], False
-    for item in parameters:
-        if item.kind is item.VAR_POSITIONAL:
-            found.append(f"*{item.name}")
-            marked = True
-            continue
-        if item.kind is item.KEYWORD_ONLY and not marked:
-            found.append("*")
-            marked = True
-        name = f"**{item.name}" if item.kind is item.VAR_KEYWORD else item.name
-        found.append(name if item.default is item.empty else f"{name}={shown(item.default)}")
-    return found
+    named = [item for item in parameters if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
+    defaults = {item.name: "" if item.default is item.empty else shown(item.default) for item in named}
+    return [defaults, [item.name for item in named if item.kind is not item.KEYWORD_ONLY], named != parameters]
 
 
 def shown(default):
@@ -66,27 +58,20 @@ def shown(default):
     return repr(default) if isinstance(default, int | float | str | type(None)) else "..."
 
 
+@functools.cache
 def attributes(cls):
     """Names that methods of the class assign to `self`."""
-    owned = (each for each in cls.__mro__ if each.__module__.startswith(("lightning", "core")))
-    found = {name for each in owned for name in assigned(each.__module__).get(each.__name__, ())}
-    return {name for name in found if not name.startswith("_")}
+    owned = [each for each in cls.__mro__ if each.__module__.startswith(("lightning", "core"))]
+    nodes = [node for each in owned for node in ast.walk(source(each)) if isinstance(node, ast.Attribute)]
+    assigned = {node.attr for node in nodes if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"}
+    return {name for name in assigned if not name.startswith("_")}
 
 
-@functools.cache
-def assigned(module):
-    """For each class of a module the names that its methods assign."""
-    path = getattr(sys.modules.get(module), "__file__", None)
-    tree = ast.parse(Path(path).read_bytes() if path else b"")
-    return {
-        each.name: {node.attr for node in ast.walk(each) if isinstance(node, ast.Attribute) and is_assigned(node)}
-        for each in ast.walk(tree)
-        if isinstance(each, ast.ClassDef)
-    }
-
-
-def is_assigned(node):
-    return isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
+def source(cls):
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except OSError:  # one that a function has made
+        return ast.parse("")
 
 
 def member(cls, name):
@@ -142,24 +127,11 @@ def described(thing, names, first):
 # what differs ---------------------------------------------------------------------------------------------------------
 
 
-def split(listed):
-    """Names with defaults, in order; those that can be passed by position; and whether any others are taken."""
-    defaults, by_position, is_open, keyword_only = {}, [], False, False
-    for item in listed:
-        name, _, default = item.partition("=")
-        if name.startswith("*"):
-            is_open, keyword_only = is_open or name != "*", True
-        else:
-            defaults[name] = default
-            by_position += [] if keyword_only else [name]
-    return defaults, by_position, is_open
-
-
 def compared(what, theirs, ours):
     """The arguments that differ, one a line."""
     if theirs is None or ours is None:
         return
-    (defaults, order, they_take_more), (own, own_order, is_open) = split(theirs), split(ours)
+    (defaults, order, they_take_more), (own, own_order, is_open) = theirs, ours
     renamed = {a: b for a, b in zip(order, own_order, strict=False) if a not in own and b not in defaults}
     for name, default in defaults.items():
         if name in renamed:

@@ -25,22 +25,23 @@ def test_each_difference_has_a_reason_and_each_reason_a_difference(signatures):
     assert signatures.written(page, signatures.tables(found, config)) == page, "run signatures.py table"
 
 
-THEIRS = ["a", "b=1", "*", "c=None"]
+def theirs(a, b=1, *, c=None):
+    pass
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "lines"),
+    ("before", "here", "lines"),
     [
-        (THEIRS, THEIRS, []),
-        (THEIRS, ["a", "b=2"], ["f(b=1): here 2", "f(c=)"]),
-        (THEIRS, ["x", "b=1", "**more"], ["f(a=): here x"]),
-        (["a", "b=1"], ["b=1", "a"], ["f(): here b, a"]),
-        (["a"], ["a", "new"], ["f(new): needed"]),
-        (["*args"], ["new"], []),
+        (theirs, theirs, []),
+        (theirs, lambda a, b=2: 0, ["f(b=1): here 2", "f(c=)"]),
+        (theirs, lambda x, b=1, **more: 0, ["f(a=): here x"]),
+        (lambda a, b=1: 0, lambda b=1, a=1: 0, ["f(a=): here 1", "f(): here b, a"]),
+        (lambda a: 0, lambda a, new: 0, ["f(new): needed"]),
+        (lambda *args: 0, lambda new: 0, []),
     ],
 )
-def test_what_differs_is_found(signatures, theirs, ours, lines):
-    assert list(signatures.compared("f", theirs, ours)) == lines
+def test_what_differs_is_found(signatures, before, here, lines):
+    assert list(signatures.compared("f", signatures.arguments(before), signatures.arguments(here))) == lines
 
 
 def test_members_that_are_missing_are_found(signatures):

@@ -61,13 +61,7 @@ def test_every_test_has_a_mutant():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        "TestAveraging",
-        *("TestCompressing::test_ranks_agree_in_time", "TestLocal::test_ranks_agree_in_time"),
-        # The suite of tests/downstream/diloco is one of strategies that may differ from one device.
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("TestCompressing", "TestLocal")),
-    ],
+    "name", ["TestAveraging", "TestCompressing::test_ranks_agree_in_time", "TestLocal::test_ranks_agree_in_time"]
 )
 def test_a_right_strategy_passes(name):
     suite = f"{HERE / 'kits.py'}::{name}"

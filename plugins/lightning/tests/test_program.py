@@ -104,7 +104,8 @@ def test_objects_are_unpickled_for_one_who_trusts_the_file(lit, tmp_path):
         UserWarning, match=r"hyperparameters 'loss' \(of [\w.]+made\) of Judged .* `core run --lightning-t"
     ):
         note_objects(Judged(Loss(), 3), [])
-    lit.fit(Judged(Loss(), 3), callbacks=[core_lightning.PickledObjects()]).save_checkpoint(path)
+    trainer = lit.fit(Judged(Loss(), 3), callbacks=[core_lightning.PickledObjects()], enable_checkpointing=True)
+    trainer.save_checkpoint(path)
     unpickled.clear()
     assert torch.load(path, weights_only=True)["hyper_parameters"] == {"width": 3}
     with path.open("rb") as file, pytest.raises(ModuleError, match="needs 'loss'"):

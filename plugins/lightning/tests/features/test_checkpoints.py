@@ -66,3 +66,9 @@ def test_a_data_module(lit):
     trainer.save_checkpoint("a.ckpt")
     assert Data.load_from_checkpoint(checkpoint_path="a.ckpt", map_location="cpu").hparams == {"size": 4}
     assert Data.load_from_checkpoint("a.ckpt", size=8).hparams == {"size": 8}
+
+
+def test_a_quick_run_has_its_callback_and_no_file(lit):
+    trainer = lit.fit(lit.Plain(), fast_dev_run=2, enable_checkpointing=True)
+    assert (trainer.fast_dev_run, trainer.max_epochs, trainer.num_val_batches) == (2, 1, [2])
+    assert (trainer.global_step, trainer.checkpoint_callback.best_model_path) == (2, "")

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from functools import partial
 
 from table import mutant
 
@@ -14,16 +15,15 @@ JOB = {
 }
 
 
-def environment(test):
-    return mutant(
-        test,
-        "cluster environment",
-        "test_documents_itself",
-        variables=JOB,
-        expected={"world_size": 2, "global_rank": 1, "local_rank": 1, "node_rank": 0},
-        devices=(2, 1),
-        malformed="WORLD_SIZE",
-    )
+environment = partial(
+    mutant,
+    kind="cluster environment",
+    passes="test_documents_itself",
+    variables=JOB,
+    expected={"world_size": 2, "global_rank": 1, "local_rank": 1, "node_rank": 0},
+    devices=(2, 1),
+    malformed="WORLD_SIZE",
+)
 
 
 @environment("test_is_found_in_its_job")

@@ -5,6 +5,7 @@ import os
 import pickle
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -31,16 +32,20 @@ from core.precision import UniformPrecision
 _MAIN_PROCESS = os.getpid()
 
 
-def accelerator(test, **attributes):
-    return mutant(test, "accelerator", "test_documents_itself", **attributes)
+part = partial(mutant, passes="test_documents_itself")
+accelerator, precision, checkpoint_io, command = (
+    partial(part, kind=kind) for kind in ("accelerator", "precision", "checkpoint io", "command")
+)
 
 
-def precision(test, **attributes):
-    return mutant(test, "precision", "test_documents_itself", **attributes)
+class EndsOnceOnly:
+    """Raises when it is torn down again."""
 
+    ended = False
 
-def checkpoint_io(test, **attributes):
-    return mutant(test, "checkpoint io", "test_documents_itself", **attributes)
+    def teardown(self):
+        assert not self.ended
+        self.ended = True
 
 
 @accelerator("test_detects")
@@ -105,14 +110,8 @@ class NamesAMissingStrategy(CPUAccelerator):
 
 
 @accelerator("test_computes")
-class EndsOnce(CPUAccelerator):
+class EndsOnce(EndsOnceOnly, CPUAccelerator):
     """Raises when it is torn down again."""
-
-    ended = False
-
-    def teardown(self):
-        assert not self.ended
-        self.ended = True
 
 
 @accelerator("test_keeps_random_state")
@@ -404,14 +403,8 @@ class RemovesInPart(TorchCheckpointIO):
 
 
 @checkpoint_io("test_teardown_is_idempotent")
-class EndsStorageOnce(TorchCheckpointIO):
+class EndsStorageOnce(EndsOnceOnly, TorchCheckpointIO):
     """Raises when it is torn down again."""
-
-    ended = False
-
-    def teardown(self):
-        assert not self.ended
-        self.ended = True
 
 
 @environment("test_detecting_imports_no_torch")
@@ -428,8 +421,7 @@ def read(self, logger, folder):
     return [(int(step), name, float(text)) for step, name, text in cells if text and name not in ("step", "epoch")]
 
 
-def logger(test):
-    return mutant(test, "logger", "test_documents_itself", read=read)
+logger = partial(part, kind="logger", read=read)
 
 
 @logger("test_making_it_writes_nothing")
@@ -525,10 +517,6 @@ class LogsTwice(CSVLogger):
         super().log_metrics(metrics, step)
 
 
-def command(test):
-    return mutant(test, "command", "test_documents_itself")
-
-
 @command("test_help_describes_it")
 class HidesItsHelp(click.Command):
     """Doesn't know `--help`."""
@@ -555,7 +543,7 @@ def reader(test):
         def content(suite):
             return {plugin.mark: 3, "weights": {"layer.weight": torch.ones(2)}}
 
-        return mutant(test, "checkpoint reader", "test_documents_itself", content=content)(plugin)
+        return part(test, "checkpoint reader", content=content)(plugin)
 
     return put
 

@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 import warnings
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -131,9 +132,9 @@ def end_badly(rank, how):
 )
 def test_a_bad_end_is_told_and_the_next_test_gets_new_ranks(backend, how, told):
     before = backend.run(pid)
-    impatient = Backend(ParallelStrategy, num_processes=2, data_parallel_size=2, timeout_s=1, kept_for=backend.kept_for)
+    limit = replace(backend, timeout_s=1 if how == "hang" else 30)
     with pytest.raises(WorkerError, match=told) as caught:
-        impatient.run(end_badly, how)
+        limit.run(end_badly, how)
     assert caught.value.rank == 1
     assert ("in end_badly" in str(caught.value.__cause__)) is (how in ("raise", "hang"))
     assert set(backend.run(pid)).isdisjoint(before)
@@ -218,8 +219,9 @@ for _suite in (TestAnAuthorsFixture, TestAnAuthorsTest):
         setattr(_suite, _name, None)
 
 
-def test_a_forgotten_loader_stops_no_fork():
+def test_a_forgotten_loader_stops_no_fork(monkeypatch):
     """Its workers have threads in this process until it is collected, and a fork refuses to copy threads."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # so long torch waits for workers
     loader = DataLoader(torch.ones(8), num_workers=1, persistent_workers=True)
     next(iter(loader))
     loader.is_in_a_cycle = loader

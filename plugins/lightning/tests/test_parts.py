@@ -98,12 +98,6 @@ def test_a_strategy_without_its_package_says_what_to_install_when_it_is_made(ins
         absent(devices=2)
 
 
-def test_a_strategy_alone_has_one_rank(installed):
-    strategy = installed("lightning.pytorch.strategies").SingleDeviceStrategy("cpu")
-    assert (strategy.root_device, strategy.world_size, strategy.is_global_zero) == (torch.device("cpu"), 1, True)
-    assert (strategy.broadcast(3), strategy.reduce(torch.tensor(2.0)), strategy.barrier()) == (3, 2.0, None)
-
-
 def test_layers_are_synced_while_several_ranks_train(installed, lit):
     pytest.importorskip("core_ddp")
     layer_sync = installed("lightning.pytorch.plugins.layer_sync")
@@ -150,15 +144,6 @@ def test_a_checkpoint_callback_has_an_absolute_folder_and_may_leave_super_out(li
     lit.fit(lit.Plain(), callbacks=[own], enable_checkpointing=True)
     assert (own.began, os.path.basename(own.last_model_path)) == (0, "last.ckpt")
     assert lit.pl.callbacks.ModelCheckpoint("memory://saved").dirpath == "memory://saved"
-
-
-def test_fabrics_loggers_take_root_dir(installed, tmp_path):
-    loggers = installed("lightning.fabric.loggers")
-    logger = loggers.CSVLogger(root_dir=tmp_path, name="n", version=3)
-    logger.log_metrics({"a": 1.0}, 0)
-    logger.finalize("success")
-    assert (tmp_path / "n" / "version_3" / "metrics.csv").is_file()
-    assert issubclass(installed("lightning.fabric.loggers.csv_logs").CSVLogger, core.Logger)
 
 
 def test_helpers_answer_as_lightnings(installed, boring, caplog, capsys):

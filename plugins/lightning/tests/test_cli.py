@@ -1,6 +1,5 @@
 """LightningCLI: what it parses, makes, runs and saves, with the weights that Lightning 2.6.6 gave for its words."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -10,10 +9,8 @@ import yaml
 
 import core
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:EarlyStopping monitors 'x'"),
-    pytest.mark.skipif(importlib.util.find_spec("jsonargparse") is None, reason="needs jsonargparse"),
-]
+pytest.importorskip("jsonargparse", reason="needs jsonargparse")
+pytestmark = pytest.mark.filterwarnings("ignore:EarlyStopping monitors 'x'")
 
 DEFAULTS = {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
 NETS = """

@@ -20,6 +20,7 @@ from core import (
 )
 from core_testing.cases import Case
 from core_testing.conformance import Conformance
+from core_testing.marks import on_devices
 from core_testing.ranks import Backend
 from core_testing.training import assert_equal_runs, reference, train
 
@@ -67,6 +68,7 @@ class AcceleratorConformance(Conformance[Accelerator]):
         assert self._kind.name
         assert self._kind.name == self._kind.name.lower()
 
+    @on_devices
     def test_parses_devices(self) -> None:
         """A number takes the first ones, -1 all, `"auto"` the default, and a list what it says."""
         accelerator, count = self.make(), self._count
@@ -76,12 +78,13 @@ class AcceleratorConformance(Conformance[Accelerator]):
         assert 1 <= accelerator.default_num_devices() <= count
         assert all(type(index) is int for index in accelerator.parse_devices(-1))
 
+    @on_devices
     def test_refuses_devices_that_are_not_there(self) -> None:
         """A DeviceError that names what was asked for."""
-        self._require()
         with pytest.raises(DeviceError, match=str(_NO_SUCH_DEVICE)):
             self.make().parse_devices([_NO_SUCH_DEVICE])
 
+    @on_devices
     def test_makes_torch_devices(self) -> None:
         """One a given index, in the same order, of one type."""
         accelerator = self.make()
@@ -107,26 +110,26 @@ class AcceleratorConformance(Conformance[Accelerator]):
         except UnknownAliasError as error:
             pytest.fail(f"adapt_strategy('single_device') answers {adapted!r}: {error}")
 
+    @on_devices
     def test_computes(self) -> None:
         """After set-up, twice over, tensors can be made and summed on every device."""
-        self._require()
         assert self._alone(_compute, self.make, self.holds_tensors)
 
+    @on_devices
     def test_keeps_random_state(self) -> None:
         """Once its state is put back the device draws the same numbers; one without a generator says None."""
-        self._require()
         assert self._alone(_draw_again, self.make)
 
+    @on_devices
     def test_reports_memory_by_units(self) -> None:
         """`memory_stats` maps names that end in a unit to numbers."""
-        self._require()
         stats = self._alone(_memory, self.make)
         assert all(isinstance(value, float | int) for value in stats.values())
         assert all(name.endswith(_UNITS) for name in stats), f"names without a unit: {sorted(stats)}"
 
+    @on_devices
     def test_trains(self) -> None:
         """With `strategy="auto"`, training is really on the device, and equals that on a CPU within the tolerance."""
-        self._require()
         case = Case("accelerator", dtype=self.dtype)
         backend = Backend(lambda: "auto", self.alias, timeout_s=self.timeout_s)
         run, device = backend.run(_train_and_look, case)[0]
@@ -142,12 +145,13 @@ class AcceleratorConformance(Conformance[Accelerator]):
     @property
     def _count(self) -> int:
         answer = self._kind.detect()
-        if not isinstance(answer, Found):
-            pytest.skip(f"{self.alias}: {answer.reason}")
+        assert isinstance(answer, Found)
         return answer.count
 
-    def _require(self) -> None:
-        assert self._count
+    def absent(self, test: str) -> str | None:
+        """Why the devices that a test touches aren't here."""
+        answer = self._kind.detect() if getattr(getattr(self, test), "on_devices", False) else None
+        return None if answer is None or isinstance(answer, Found) else f"{self.alias}: {answer.reason}"
 
     def _alone(self, function: Any, *args: Any) -> Any:
         """Run the function in a process of its own, which ends with it, and return the result."""

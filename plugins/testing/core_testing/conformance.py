@@ -12,7 +12,7 @@ import pytest
 from core.registry import REGISTRIES
 from core_testing.packaging import PackagingTests
 from core_testing.ranks import Backend
-from core_testing.report import report_of
+from core_testing.report import marked, report_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from core_testing.ranks import Rank
 
 _KIT = "core_testing."
-_FIXTURES = ("request", "folder", "tmp_path", "tmp_path_factory", "_gate", "_need_devices")
+_FIXTURES = ("request", "folder", "tmp_path", "tmp_path_factory", "_gate")
 T = TypeVar("T")
 
 
@@ -84,7 +84,40 @@ class Conformance(PackagingTests, Generic[T]):
 
     def left_out(self, test: str) -> str | None:
         """The reason why a test of the suite says nothing about this plugin; None if it does."""
+        if test == "test_requirement_on_core_is_bounded" and self._comes_with_core:
+            return "it comes with core itself"
         return None
+
+    def absent(self, test: str) -> str | None:
+        """What a test of the suite needs and this machine doesn't have, such as devices; None if nothing is missing."""
+        return None
+
+    def why_not(self, item: pytest.Function, declared: Callable[[], Capability | None]) -> str | None:
+        """The reason why a test that pytest has collected says nothing about this plugin; None if it does.
+
+        Args:
+            item: of a subclass of this suite.
+            declared: what the plugin declares; None leaves it open.
+        """
+        if reason := self.left_out(item.originalname):
+            return reason
+        needed, excluded = marked(item, "needs"), marked(item, "unless")
+        found = declared() if needed is not None or excluded is not None else None
+        if found is None:
+            return None
+        if needed is not None and (missing := needed & ~found):
+            return f"{self.alias} does not declare {missing.name}, for {item.name}"
+        if excluded is not None and (there := excluded & found):
+            return f"{self.alias} declares {there.name}, which leaves no room for {item.name}"
+        return None
+
+    def pinned(self) -> Capability | None:
+        """The capabilities that the suite's author has pinned; None if they are open."""
+        return None
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Tell the report of this suite, from which it leaves out what can't apply. pytest calls it."""
+        report_of(metafunc.config).suites.add(type(self))
 
     @pytest.fixture
     def folder(self) -> Iterator[Path]:
@@ -99,27 +132,11 @@ class Conformance(PackagingTests, Generic[T]):
             pytest.skip(f"{type(self).__name__} names no alias")
         self.keeps_ranks = _is_of_the_kit(request)
         name = request.node.name
-        needed, excluded = _marked(request, "needs"), _marked(request, "unless")
-        report_of(request.config).begin(request.node.nodeid, self.alias, name, needed)
+        report_of(request.config).begin(request.node.nodeid, self.alias, name, marked(request.node, "needs"))
         if reason := self.known_failures.get(name, self.known_failures.get(name.partition("[")[0])):
             request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
-        if reason := self.left_out(name.partition("[")[0]):
+        if reason := self.why_not(request.node, self.declared) or self.absent(request.node.originalname):
             pytest.skip(reason)
-        declared = self.declared()
-        if needed is not None and declared is not None and (missing := needed & ~declared):
-            pytest.skip(f"{self.alias} does not declare {missing.name}, for {name}")
-        if excluded is not None and declared is not None and (there := excluded & declared):
-            pytest.skip(f"{self.alias} declares {there.name}, which leaves no room for {name}")
-
-
-def _marked(request: pytest.FixtureRequest, mark: str) -> Capability | None:
-    """The capabilities that a mark of the test and of its parameters names; None for no mark."""
-    found: Capability | None = getattr(request.function, mark, None)
-    parameters = getattr(request.node, "callspec", None)
-    for value in parameters.params.values() if parameters is not None else ():
-        if (more := getattr(value, mark, None)) is not None:
-            found = more if found is None else found | more
-    return found
 
 
 def _is_of_the_kit(request: pytest.FixtureRequest) -> bool:

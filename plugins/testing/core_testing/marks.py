@@ -13,7 +13,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def needs(capability: Capability) -> Callable[[F], F]:
-    """Mark a test that runs only for plugins that declare a capability; for others it is skipped, with its name."""
+    """Mark a test that runs only for plugins that declare a capability; for others it is left out."""
 
     def mark(test: F) -> F:
         test.needs = capability  # type: ignore[attr-defined]
@@ -23,7 +23,7 @@ def needs(capability: Capability) -> Callable[[F], F]:
 
 
 def unless(capability: Capability) -> Callable[[F], F]:
-    """Mark a test that says nothing of plugins that declare a capability; for these it is skipped, with its name."""
+    """Mark a test that says nothing of plugins that declare a capability; for these it is left out."""
 
     def mark(test: F) -> F:
         test.unless = capability  # type: ignore[attr-defined]
@@ -38,8 +38,20 @@ def launches(test: F) -> F:
     return test
 
 
+def on_devices(test: F) -> F:
+    """Mark a test of an accelerator that needs its devices, and is skipped where there are none."""
+    test.on_devices = True  # type: ignore[attr-defined]
+    return test
+
+
+def of_several(test: F) -> F:
+    """Mark a test that says nothing about one process."""
+    test.of_several = True  # type: ignore[attr-defined]
+    return test
+
+
 def of_processes(what: str) -> Callable[[F], F]:
-    """Mark a test of what ranks in one process can't show; there it is skipped, with what that is."""
+    """Mark a test of what ranks in one process can't show; there it is left out."""
 
     def mark(test: F) -> F:
         test.of_processes = what  # type: ignore[attr-defined]

@@ -13,9 +13,10 @@ import pytest
 from core_testing.ranks import end_kept_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from core import Capability
+    from core_testing.conformance import Conformance
 
 _NAME = "core-conformance"
 
@@ -46,10 +47,38 @@ class ConformanceReport:
 
     Attributes:
         rows: by pytest's node id, in the order in which the tests ran.
+        suites: those that pytest has collected.
+        is_whole: keep tests that can't apply, to tell of each. True for a report that was given to pytest; the one that
+            suites register makes pytest collect none of them, and one of those for which a device is missing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_whole: bool = True) -> None:
         self.rows: dict[str, CaseResult] = {}
+        self.suites: set[type[Conformance[Any]]] = set()
+        self.is_whole = is_whole
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leave out what can't apply, with its reason in a row."""
+        tests: list[Any] = (
+            [] if self.is_whole else [item for item in items if getattr(item, "cls", None) in self.suites]
+        )
+        absent: dict[Any, list[Any]] = defaultdict(list)
+        out: dict[Any, str] = {}
+        for item in tests:
+            if reason := _if_known(partial(_why_not, item)):
+                out[item] = reason
+            elif _if_known(partial(_absent, item)):
+                absent[item.parent].append(item)
+        for lacking in absent.values():
+            # The first of them says so.
+            out |= dict.fromkeys(sorted(lacking, key=lambda item: item.nodeid)[1:], "what it needs isn't here")
+        for item, reason in out.items():
+            needed = marked(item, "needs")
+            self.rows[item.nodeid] = CaseResult(item.cls.alias, item.name, needed, "skipped", reason)
+        if out:
+            config.hook.pytest_deselected(items=list(out))
+            items[:] = [item for item in items if item not in out]
 
     def begin(self, nodeid: str, alias: str, test: str, needs: Capability | None) -> None:
         """A test of a suite is about to run."""
@@ -113,10 +142,40 @@ def report_of(config: pytest.Config) -> ConformanceReport:
     report: ConformanceReport | None = config.pluginmanager.get_plugin(_NAME)
     if report is None:
         given = [plugin for plugin in config.pluginmanager.get_plugins() if isinstance(plugin, ConformanceReport)]
-        report = given[0] if given else ConformanceReport()
+        report = given[0] if given else ConformanceReport(is_whole=False)
         if not given:
             config.pluginmanager.register(report, _NAME)
     return report
+
+
+def marked(item: pytest.Function, mark: str) -> Capability | None:
+    """The capabilities that a mark of the test and of its parameters names; None for no mark."""
+    found: Capability | None = getattr(item.function, mark, None)
+    parameters = getattr(item, "callspec", None)
+    for value in parameters.params.values() if parameters is not None else ():
+        if (more := getattr(value, mark, None)) is not None:
+            found = more if found is None else found | more
+    return found
+
+
+def _why_not(item: Any) -> str | None:
+    suite: Conformance[Any] = item.cls()
+    return suite.why_not(item, suite.pinned) if suite.alias else None
+
+
+def _absent(item: Any) -> str | None:
+    if (skip := item.get_closest_marker("skip")) is not None:
+        return str(skip.kwargs.get("reason", "skip"))
+    suite: Conformance[Any] = item.cls()
+    return suite.absent(item.originalname) if suite.alias else f"{item.cls.__name__} names no alias"
+
+
+def _if_known(read: Callable[[], str | None]) -> str | None:
+    """None where the suite itself can't tell: then the test runs, and fails by that."""
+    try:
+        return read()
+    except Exception:
+        return None
 
 
 def _run_alone(item: pytest.Function, arguments: dict[str, Any]) -> str | None:

@@ -6,7 +6,6 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import pytest
 import torch
 
 from core import Capability, Strategy
@@ -111,8 +110,26 @@ class StrategySuite(Conformance[Strategy]):
 
     def left_out(self, test: str) -> str | None:
         """The reason to leave out a test, such as what ranks in one process can't show; see `Conformance.left_out`."""
-        what = getattr(getattr(self, test), "of_processes", None)
+        function = getattr(self, test)
+        if self.num_processes == 1 and getattr(function, "of_several", False):
+            return f"{self.alias} is tested in one process"
+        what = getattr(function, "of_processes", None)
         return f"ranks in one process can't show {what}" if self.in_process and what else super().left_out(test)
+
+    def pinned(self) -> Capability | None:
+        """`expected_capabilities`."""
+        return self.expected_capabilities
+
+    def absent(self, test: str) -> str | None:
+        """Why there aren't enough devices here."""
+        from core import ACCELERATOR_REGISTRY, Found
+
+        found = ACCELERATOR_REGISTRY.get(self.accelerator).detect()  # type: ignore[attr-defined]  # a class
+        if not isinstance(found, Found):
+            return f"accelerator {self.accelerator!r}: {found.reason}"
+        if self.accelerator != "cpu" and found.count < self.num_processes:
+            return f"accelerator {self.accelerator!r}: {found.count} here, {self.num_processes} needed"
+        return None
 
     @property
     def shares(self) -> int:
@@ -153,21 +170,6 @@ class StrategySuite(Conformance[Strategy]):
     def run_in_new_processes(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """The same on ranks in which nothing has run yet, for a test that is about the process itself."""
         return replace(self.backend, kept_for=None).run(function, *args)
-
-    def needs_several(self) -> None:
-        """Skip a test that says nothing about one process."""
-        if self.num_processes == 1:
-            pytest.skip(f"{self.alias} is tested in one process")
-
-    @pytest.fixture(autouse=True)
-    def _need_devices(self, _gate: None) -> None:
-        from core import ACCELERATOR_REGISTRY, Found
-
-        found = ACCELERATOR_REGISTRY.get(self.accelerator).detect()  # type: ignore[attr-defined]  # a class
-        if not isinstance(found, Found):
-            pytest.skip(f"accelerator {self.accelerator!r}: {found.reason}")
-        if self.accelerator != "cpu" and found.count < self.num_processes:
-            pytest.skip(f"accelerator {self.accelerator!r}: {found.count} here, {self.num_processes} needed")
 
 
 @functools.cache

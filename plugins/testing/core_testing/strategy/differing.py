@@ -13,6 +13,7 @@ from torch import Tensor
 
 from core import Capability
 from core_testing.cases import Case
+from core_testing.marks import of_several
 from core_testing.networks import GLOBAL_BATCH_SIZE, NUM_FEATURES, Perceptron
 from core_testing.strategy.base import StrategySuite
 from core_testing.strategy.checkpoints import ResumeTests
@@ -110,9 +111,9 @@ class DifferingTests(StrategySuite):
                 "is left out, or steps go further than those of one device"
             )
 
+    @of_several
     def test_ranks_agree_in_time(self) -> None:
         """All ranks, once nothing changes any more, have the same weights after the declared number of steps."""
-        self.needs_several()
         if (rounds := self.differs.agrees_after) is None:
             pytest.skip(f"{self.alias} promises the same weights after synchronize_model only")
         first, *others = self.run(partial(_train_and_synchronize, num_rounds=rounds), self.adapted(Case("agreement")))

@@ -13,7 +13,7 @@ import pytest
 
 from core import Capability, CoreError, WorkerError
 from core_testing.cases import Case
-from core_testing.marks import needs, of_processes
+from core_testing.marks import needs, of_processes, of_several
 from core_testing.networks import Perceptron, make_loader
 from core_testing.strategy.base import StrategySuite
 
@@ -50,9 +50,9 @@ class FailureTests(StrategySuite):
 
     @of_processes("a time limit")
     @needs(Capability.COLLECTIVES)
+    @of_several
     def test_a_hanging_rank_is_named(self) -> None:
         """A barrier to which a rank doesn't come ends with an error that names the rank."""
-        self.needs_several()
         if not self.alone(lambda: self._takes(timeout=_PATIENCE)):
             pytest.skip(f"{self.alias} has no option timeout")
         impatient = replace(self.backend, strategy=lambda: self.make(timeout=_PATIENCE), kept_for=None)

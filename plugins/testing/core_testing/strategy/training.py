@@ -11,7 +11,7 @@ from torch import nn
 
 from core import Capability, CoreError, ReplicasDifferError
 from core_testing.cases import ADAMW, CASES, SGD, Case
-from core_testing.marks import needs, unless
+from core_testing.marks import needs, of_several, unless
 from core_testing.networks import (
     GLOBAL_BATCH_SIZE,
     Hooked,
@@ -131,9 +131,9 @@ class TrainingTests(StrategySuite):
             torch.testing.assert_close(output, outputs[0], msg=f"rank {rank} and rank 0 have different models")
 
     @unless(Capability.COMPILED_STEP)
+    @of_several
     def test_ranks_that_part_are_found(self) -> None:
         """A rank with another learning rate ends the run in its first steps, unless `replicas_of` promises nothing."""
-        self.needs_several()
         assert all(self.run(_parting_is_found, self.adapted(Case("parting"))))
 
     def test_parameters_are_on_the_device(self) -> None:
@@ -153,9 +153,9 @@ class TrainingTests(StrategySuite):
         assert norms == pytest.approx([expected] * len(norms), rel=max(self.tolerance, 1e-6))
 
     @needs(Capability.NO_SYNC)
+    @of_several
     def test_no_backward_sync_keeps_gradients_local(self) -> None:
         """Inside the context, a rank has the gradients of its own batch; after the next backward, the ranks' mean."""
-        self.needs_several()
         if Capability.SHARDED_STATE in self.declared():
             pytest.skip(f"{self.alias} shards gradients, and doesn't show those that it keeps for a while")
         assert all(self.run(_gradients_without_sync, self.adapted(Case("no_sync")), self.exchange_tolerance))

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import Capability, Module
 from core_testing.cases import ADAMW, Case
-from core_testing.marks import needs
+from core_testing.marks import needs, of_several
 from core_testing.mixture import mixture_of
 from core_testing.strategy.base import StrategySuite
 from core_testing.training import whole
@@ -87,9 +87,9 @@ class UnevenTests(StrategySuite):
     @needs(Capability.WEIGHTED_LOSSES | Capability.COLLECTIVES)
     @pytest.mark.parametrize("window", [1, 3])
     @pytest.mark.parametrize("batch_size", [1, 2])
+    @of_several
     def test_each_sample_counts_once(self, batch_size: int, window: int) -> None:
         """In a last step with one sample for all ranks, the others join with weight 0: weights are one device's."""
-        self.needs_several()
         case = self.adapted(Case("uneven", optimizer=ADAMW))
         num_samples = 4 * batch_size * self.shares + 1
         weights, sums = self.run(_train, case, num_samples, batch_size, window)[0]
@@ -98,9 +98,9 @@ class UnevenTests(StrategySuite):
         assert sums == [num_samples] * _NUM_EPOCHS
 
     @needs(Capability.COLLECTIVES)
+    @of_several
     def test_an_odd_evaluation_ends(self) -> None:
         """With one sample left for all ranks, those that have none don't leave the others alone, and count nothing."""
-        self.needs_several()
         num_samples = 2 * self.shares + 1
         found = self.run(_evaluate, self.adapted(Case("odd")), num_samples)
         assert {tested for tested, _ in found} == {num_samples}

@@ -10,7 +10,7 @@ import torch
 
 from core import Callback, Capability
 from core_testing.cases import Case
-from core_testing.marks import needs
+from core_testing.marks import needs, of_several
 from core_testing.networks import Validated, make_data, make_loader
 from core_testing.strategy.base import StrategySuite
 
@@ -24,9 +24,9 @@ class UnityTests(StrategySuite):
     """A strategy that averages now and then has done so when a model is validated, saved, or done."""
 
     @needs(Capability.COLLECTIVES)
+    @of_several
     def test_ranks_meet_before_the_model_is_used(self, tmp_path: Path) -> None:
         """After a save, in validation and in `on_train_end`, all ranks compute the same."""
-        self.needs_several()
         first, *others = self.run(_outputs_on_the_way, self.adapted(Case("meeting")), tmp_path / "checkpoint")
         assert sorted(first) == ["after a checkpoint", "in validation", "when training ends"]
         for rank, outputs in enumerate(others, start=1):

@@ -1,0 +1,15 @@
+"""Suites of which pytest collects a part; `test_left_out.py` looks which."""
+
+from core_testing import ONE_PROCESS, StrategyConformance
+
+
+class TestPinned(StrategyConformance):
+    alias, num_processes, expected_capabilities = "single_device", 1, ONE_PROCESS
+
+
+class TestOpen(StrategyConformance):
+    alias, num_processes = "single_device", 1
+
+
+class TestElsewhere(StrategyConformance):
+    alias, accelerator = "single_device", "mps"

@@ -29,8 +29,8 @@ if os.environ.get("POPTORCH_SIMULATED_IPUS") == "broken":
 from importlib import import_module
 
 _PLACES = {
-    "device": ("Error", "ipuHardwareIsAvailable", "ipuHardwareVersion"),
-    "enums": ("ConnectionType", "DataLoaderMode", "OutputMode", "ReductionType"),
+    "device": ("Error", "ipuHardwareIsAvailable"),
+    "enums": ("DataLoaderMode", "OutputMode", "ReductionType"),
     "executor": ("PoplarExecutor", "inferenceModel", "trainingModel"),
     "loader": ("DataLoader",),
     "options": ("Options",),

@@ -16,12 +16,6 @@ def ipuHardwareIsAvailable(num_ipus=1):
     return 0 < num_ipus <= _num_ipus()
 
 
-def ipuHardwareVersion():
-    """[options] "Helpers": raises where there is no hardware."""
-    assert _num_ipus(), "No IPU hardware available on this system"
-    return 2
-
-
 class IpuPool:
     """The IPUs that executors are attached to."""
 

@@ -4,11 +4,10 @@ import enum
 
 
 class OutputMode(enum.IntEnum):
-    """[options] poptorch.OutputMode, [batching] "poptorch.Options.outputMode". `EveryN` isn't simulated."""
+    """[options] poptorch.OutputMode, [batching] "poptorch.Options.outputMode". `Sum` and `EveryN` aren't simulated."""
 
     Final = 0
     All = 2
-    Sum = 3
     Default = 4
 
 
@@ -17,14 +16,6 @@ class ReductionType(enum.IntEnum):
 
     Sum = 0
     Mean = 1
-    NoReduction = 2
-
-
-class ConnectionType(enum.IntEnum):
-    """[options] poptorch.ConnectionType. `Never` isn't simulated."""
-
-    Always = 0
-    OnDemand = 1
 
 
 class DataLoaderMode(enum.IntEnum):

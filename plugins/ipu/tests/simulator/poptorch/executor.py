@@ -57,20 +57,7 @@ class PoplarExecutor:
     def __getattr__(self, name):
         raise AttributeError(f"PoplarExecutor.{name} isn't documented, or the simulator doesn't have it")
 
-    @property
-    def options(self):
-        return self._options
-
-    @property
-    def model(self):
-        return self._user_model
-
     # one call -------------------------------------------------------------------------------------------------------
-
-    def compile(self, *args):
-        """[options] poptorch.PoplarExecutor.compile."""
-        if self._program is None:
-            self._compile(args)
 
     def __call__(self, *args):
         """[options] poptorch.PoplarExecutor.__call__: the first call compiles."""
@@ -153,10 +140,6 @@ class PoplarExecutor:
         mode, replicas = self._options.output_mode, self._options.replication_factor
         if mode == OutputMode.Final:
             returned = returned[-replicas:]
-        elif mode == OutputMode.Sum:
-            returned = [
-                [sum(parts) for parts in zip(*returned[replica::replicas], strict=True)] for replica in range(replicas)
-            ]
         if len(returned) == 1:
             return returned[0]
         return [
@@ -242,13 +225,6 @@ class PoplarExecutor:
                 tensor.copy_(self._device[name] if name in self._device else self._buffers[0][name])
         self._host_weights_version += 1
 
-    def load_state_dict(self, state_dict, strict=True):
-        """[options] poptorch.PoplarExecutor.load_state_dict: the IPU gets the weights too."""
-        out = self._user_model.load_state_dict(state_dict, strict)
-        if self._is_attached:
-            self.copyWeightsToDevice()
-        return out
-
     # the optimizer --------------------------------------------------------------------------------------------------
 
     def setOptimizer(self, optimizer):
@@ -265,9 +241,6 @@ class PoplarExecutor:
         ]
         if self._built_in is not None:
             self._built_in.update_attributes(optimizer)
-
-    def _read_optimizer_state(self):
-        return self._built_in.read_state()
 
     def _write_optimizer_state(self):
         optimizer = self._optimizer

@@ -42,18 +42,6 @@ class DataLoader(torch.utils.data.DataLoader):
                 dataset, batch_size=batch_size * self._number, shuffle=bool(shuffle), drop_last=drop_last, **common
             )
 
-    @property
-    def combinedBatchSize(self):
-        """[options]: elements consumed for a single execution of the model."""
-        return self.batch_size
-
-    @property
-    def options(self):
-        return self._options
-
-    def terminate(self):
-        """[options]: for asynchronous modes only."""
-
     def __iter__(self):
         if self._has_batch_sampler and self._number != 1:
             return self._combined(super().__iter__())

@@ -11,37 +11,18 @@ import torch
 from poptorch.device import Error
 
 
-class VariableAttributes:
-    """[options] poptorch.optim.VariableAttributes; [features] "Constant attributes"."""
-
-    def __init__(self, variable, allowed):
-        self._variable, self._allowed = list(variable), list(allowed)
-
-    def isConstant(self, attr):
-        return attr not in self._variable
-
-    def markAsConstant(self, attr):
-        assert attr in self._allowed, f"Unknown attribute {attr}, allowed values: {self._allowed}"
-        self._variable = [each for each in self._variable if each != attr]
-
-    def markAsVariable(self, attr):
-        assert attr in self._allowed, f"Unknown attribute {attr}, allowed values: {self._allowed}"
-        self._variable.append(attr)
-
-
 class Optimizer:
-    """The base of the optimizers ([source] python/optim.py). State is read from and written to the IPU."""
+    """The base of the optimizers ([source] python/optim.py). State is read from and written to the IPU.
 
-    _own = ("loss_scaling", "max_grad_norm")
+    [options] "Optimizers": options that are given are variable, all others are compiled into the program.
+    """
 
-    def _begin(self, params, given, own):
-        explicit = {name: value for name, value in given.items() if value is not None}
-        base = next(kind for kind in type(self).__mro__ if kind.__module__.startswith("torch.optim"))
-        base.__init__(self, params, **explicit)
-        self.loss_scaling = 1.0 if own.get("loss_scaling") is None else own["loss_scaling"]
-        self.max_grad_norm = float("inf") if own.get("max_grad_norm") is None else own["max_grad_norm"]
-        variable = [*explicit, *(name for name, value in own.items() if value is not None)]
-        self.variable_attrs = VariableAttributes(variable, [*self.defaults, *own])
+    _clips = True
+
+    def __init__(self, params, **given):
+        self.max_grad_norm = given.pop("max_grad_norm", float("inf")) if self._clips else float("inf")
+        super().__init__(params, **given)
+        self.variable = set(given)
         self._ipu = {"ipu_state": None, "ipu_param": None}
         self._executor = None
         self.ipu_state_is_dirty = self.host_state_is_dirty = False
@@ -49,7 +30,7 @@ class Optimizer:
     def state_dict(self):
         """[features]: read from the IPU. Its structure differs from PyTorch's."""
         if self._executor is not None and self.host_state_is_dirty:
-            self._ipu = self._executor._read_optimizer_state()
+            self._ipu = self._executor._built_in.read_state()
             self.host_state_is_dirty = False
         return {**self._ipu, **torch.optim.Optimizer.state_dict(self)}
 
@@ -68,50 +49,19 @@ class Optimizer:
 class SGD(Optimizer, torch.optim.SGD):
     """[options] poptorch.optim.SGD, the separate tensor variant."""
 
-    def __init__(
-        self, params, lr, momentum=None, dampening=None, weight_decay=None, nesterov=None, maximize=None, foreach=None,
-        differentiable=None, loss_scaling=None, velocity_scaling=None, use_combined_accum=None, accum_type=None,
-        velocity_accum_type=None, max_grad_norm=None,
-    ):  # fmt: skip
-        given = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
-        given |= {"nesterov": nesterov, "maximize": maximize, "foreach": foreach, "differentiable": differentiable}
-        self._begin(params, given, {"loss_scaling": loss_scaling, "max_grad_norm": max_grad_norm})
-
 
 class Adam(Optimizer, torch.optim.Adam):
     """[options] poptorch.optim.Adam. AMSGrad isn't supported."""
-
-    def __init__(
-        self, params, lr=None, betas=None, eps=None, weight_decay=None, amsgrad=None, foreach=None, maximize=None,
-        capturable=None, differentiable=None, fused=None, loss_scaling=None, accum_type=None,
-        first_order_momentum_accum_type=None, second_order_momentum_accum_type=None, max_grad_norm=None,
-    ):  # fmt: skip
-        given = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
-        self._begin(params, given, {"loss_scaling": loss_scaling, "max_grad_norm": max_grad_norm})
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
     """[options] poptorch.optim.AdamW. AMSGrad isn't supported."""
 
-    def __init__(
-        self, params, lr=None, betas=None, eps=None, weight_decay=None, amsgrad=None, maximize=None, foreach=None,
-        capturable=None, differentiable=None, fused=None, loss_scaling=None, bias_correction=None, accum_type=None,
-        first_order_momentum_accum_type=None, second_order_momentum_accum_type=None, max_grad_norm=None,
-    ):  # fmt: skip
-        given = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
-        self._begin(params, given, {"loss_scaling": loss_scaling, "max_grad_norm": max_grad_norm})
-
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
     """[options] poptorch.optim.RMSprop. It has no `max_grad_norm`."""
 
-    def __init__(
-        self, params, lr=None, alpha=None, eps=None, weight_decay=None, momentum=None, centered=None, foreach=None,
-        maximize=None, differentiable=None, loss_scaling=None, accum_type=None, first_order_momentum_accum_type=None,
-        second_order_momentum_accum_type=None, use_tf_variant=None,
-    ):  # fmt: skip
-        given = {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
-        self._begin(params, {**given, "centered": centered}, {"loss_scaling": loss_scaling})
+    _clips = False
 
 
 # What can change over time, of each group; all else is compiled into the program ([source] _optimizer_attributes.py).
@@ -202,10 +152,10 @@ class BuiltIn:
         return {name: copy.copy(group[name]) for name in _ATTRIBUTES[self.kind]}
 
     def _read_constants(self, optimizer):
-        variable = getattr(optimizer, "variable_attrs", None)
+        variable = {"lr", *getattr(optimizer, "variable", ())}
         values = {}
         for name in _ATTRIBUTES[self.kind]:
-            if name != "lr" and (variable is None or variable.isConstant(name)):
+            if name not in variable:
                 values[name] = [group[name] for group in optimizer.param_groups]
         return values
 

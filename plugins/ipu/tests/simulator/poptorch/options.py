@@ -1,11 +1,10 @@
 """[options] poptorch.Options: each option is set by a method that returns the options, and read as an attribute."""
 
 import copy
-import json
 
 import torch
 
-from poptorch.enums import ConnectionType, OutputMode, ReductionType
+from poptorch.enums import OutputMode, ReductionType
 
 
 class _Settings:
@@ -34,8 +33,7 @@ class _TrainingOptions(_Settings):
         return self._set(gradient_accumulation=gradient_accumulation)
 
     def accumulationAndReplicationReductionType(self, reduction_type):
-        if reduction_type not in (ReductionType.Mean, ReductionType.Sum):
-            raise ValueError("must be set to poptorch.ReductionType.Mean or poptorch.ReductionType.Sum")
+        assert reduction_type in (ReductionType.Mean, ReductionType.Sum)
         return self._set(accumulation_and_replication_reduction_type=reduction_type)
 
 
@@ -43,11 +41,9 @@ class Options(_Settings):
     """[options] poptorch.Options."""
 
     def __init__(self):
-        self.device_iterations = self.replication_factor = self.input_group_size = 1
+        self.device_iterations = self.replication_factor = 1
         self.output_mode = OutputMode.Default
         self.broadcast_buffers = True
-        self.auto_round_num_ipus = False
-        self.connection_type = ConnectionType.Always
         self._training = _TrainingOptions()
 
     @property
@@ -60,7 +56,7 @@ class Options(_Settings):
     def replicationFactor(self, replication_factor):
         return self._set(replication_factor=replication_factor)
 
-    def outputMode(self, output_mode, output_return_period=None):
+    def outputMode(self, output_mode):
         assert isinstance(output_mode, OutputMode)
         return self._set(output_mode=output_mode)
 
@@ -70,30 +66,11 @@ class Options(_Settings):
     def broadcastBuffers(self, broadcast_buffers=True):
         return self._set(broadcast_buffers=broadcast_buffers)
 
-    def autoRoundNumIPUs(self, auto_round_num_ipus=True):
-        return self._set(auto_round_num_ipus=auto_round_num_ipus)
-
-    def connectionType(self, connection_type):
-        assert isinstance(connection_type, ConnectionType)
-        return self._set(connection_type=connection_type)
-
     def randomSeed(self, random_seed):
         """Seeds the host too ([source] python/options.py)."""
         assert isinstance(random_seed, int)
         torch.manual_seed(random_seed)
         return self._set(random_seed=random_seed)
-
-    def showCompilationProgressBar(self, show=True):
-        return self._set(_show_compilation_progress_bar=show)
-
-    def from_json(self, string):
-        """`{"name.of.accessor": value}`."""
-        for name, value in json.loads(string).items():
-            accessor = self
-            for part in name.split("."):
-                accessor = getattr(accessor, part)
-            accessor(value)
-        return self
 
     def _freeze(self):
         self._is_frozen = self._training._is_frozen = True

@@ -8,11 +8,6 @@ from torch.utils import _pytree as pytree
 from poptorch.device import Error
 
 _traces = []
-# The losses of torch that need no `identity_loss` ([from torch], "Multiple/custom losses").
-_LOSSES = {
-    *(torch.ops.aten.mse_loss.default, torch.ops.aten.l1_loss.default, torch.ops.aten.nll_loss_forward.default),
-    *(torch.ops.aten.binary_cross_entropy.default, torch.ops.aten.smooth_l1_loss.default),
-}
 
 
 class _Trace:
@@ -63,18 +58,8 @@ class Program:
         with torch.inference_mode(False), torch.enable_grad():
             self._graph = make_fx(run)(weights, tensors)
         if training and not self._has_marked_loss:
-            self._use_built_in_loss()
-
-    def _use_built_in_loss(self):
-        losses = [node for node in self._graph.graph.nodes if node.target in _LOSSES]
-        if len(losses) != 1:
+            # Left out by the simulator: a loss of torch's own, which needs no mark ([from torch], "Multiple losses").
             raise Error("Couldn't find the loss: mark the final one with poptorch.identity_loss.")
-        found = (
-            next(user for user in losses[0].users) if losses[0].target._schema.name.endswith("_forward") else losses[0]
-        )
-        output = next(node for node in self._graph.graph.nodes if node.op == "output")
-        output.args = ([found, *output.args[0][1:]],)
-        self._graph.recompile()
 
     @property
     def mutates_buffers(self):

@@ -12,7 +12,7 @@ import pytest
 from core.registry import REGISTRIES
 from core_testing.packaging import PackagingTests
 from core_testing.ranks import Backend
-from core_testing.report import marked, report_of
+from core_testing.report import is_of_the_kit, marked, report_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from core.registry import Registry
     from core_testing.ranks import Rank
 
-_KIT = "core_testing."
-_FIXTURES = ("request", "folder", "tmp_path", "tmp_path_factory", "_gate")
 T = TypeVar("T")
 
 
@@ -130,17 +128,10 @@ class Conformance(PackagingTests, Generic[T]):
         """Skip what isn't declared, expect known failures, and note both for the table at the end."""
         if not self.alias:
             pytest.skip(f"{type(self).__name__} names no alias")
-        self.keeps_ranks = _is_of_the_kit(request)
+        self.keeps_ranks = is_of_the_kit(request.node)
         name = request.node.name
         report_of(request.config).begin(request.node.nodeid, self.alias, name, marked(request.node, "needs"))
         if reason := self.known_failures.get(name, self.known_failures.get(name.partition("[")[0])):
             request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
         if reason := self.why_not(request.node, self.declared) or self.absent(request.node.originalname):
             pytest.skip(reason)
-
-
-def _is_of_the_kit(request: pytest.FixtureRequest) -> bool:
-    """True if the kit knows all that a test does: ranks that run already wouldn't see what an author's test patches."""
-    callspec = getattr(request.node, "callspec", None)
-    known = {*_FIXTURES, *(callspec.params if callspec is not None else ())}
-    return request.function.__module__.startswith(_KIT) and known.issuperset(request.fixturenames)

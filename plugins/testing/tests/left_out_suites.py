@@ -1,5 +1,7 @@
 """Suites of which pytest collects a part; `test_left_out.py` looks which."""
 
+import pytest
+
 from core_testing import ONE_PROCESS, StrategyConformance
 
 
@@ -13,3 +15,9 @@ class TestOpen(StrategyConformance):
 
 class TestElsewhere(StrategyConformance):
     alias, accelerator = "single_device", "mps"
+
+
+class TestSimulated(TestElsewhere):
+    @pytest.fixture(autouse=True)
+    def device(self):
+        """May bring one."""

@@ -34,6 +34,7 @@ def test_what_a_suite_knows_not_to_apply_is_not_collected():
     assert OF_ALL in found["TestPinned"]
     assert OF_CAPABILITY in found["TestOpen"], "who pins nothing has to make the plugin, to know"
     assert len(found["TestElsewhere"]) == 1, "one test says which device is missing"
+    assert OF_ALL in found["TestSimulated"], "a fixture may bring the device"
 
 
 def test_a_report_tells_of_all():

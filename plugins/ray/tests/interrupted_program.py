@@ -26,15 +26,8 @@ class Tells(Callback):
 
 def main():
     folder = Path(sys.argv[1])
-    trainer = Trainer(
-        strategy="ddp",
-        devices=2,
-        plugins="ray",
-        max_epochs=-1,
-        callbacks=[Tells(folder)],
-        enable_checkpointing=False,
-        **QUIET,
-    )
+    options = {"max_epochs": -1, "callbacks": [Tells(folder)], "enable_checkpointing": False, **QUIET}
+    trainer = Trainer(strategy="ddp", devices=2, plugins="ray", **options)
     trainer.fit(Net(), loader(4))
 
 

@@ -26,16 +26,17 @@ from core import Absent, Accelerator, Callback, LaunchError, Module, Trainer, Wo
 from core.accelerators import CPUAccelerator, CUDAAccelerator
 from core.callbacks import ModelCheckpoint
 from core_ray import RayLauncher
+from core_testing.waiting import wait_until
 
 NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 100 * 2**20}
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 
 
 class Net(Module):
-    def __init__(self):
+    def __init__(self, dropout=0.2):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
 
     def loss(self, batch):
         return (self.layers(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
@@ -52,22 +53,26 @@ class Net(Module):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
-class Places(Callback):
-    """Notes where the ranks run."""
+class Tells(Callback):
+    """Brings back what each rank has told."""
 
     def __init__(self):
-        self.places = []
+        self.told = []
+
+    def state_dict(self):
+        return {"told": self.told}
+
+    def load_state_dict(self, state):
+        self.told = state["told"]
+
+
+class Places(Tells):
+    """Where the ranks run."""
 
     def on_train_start(self, trainer, module):
         node = ray.get_runtime_context().get_node_id()
         mine = [trainer.global_rank, trainer.local_rank, trainer.strategy.node_rank, node, os.getpid()]
-        self.places = trainer.strategy.gather_objects(mine) or []
-
-    def state_dict(self):
-        return {"places": self.places}
-
-    def load_state_dict(self, state):
-        self.places = state["places"]
+        self.told = trainer.strategy.gather_objects(mine) or []
 
 
 class Ends(Callback):
@@ -99,46 +104,34 @@ class Ends(Callback):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def weights(module):
+    return nn.utils.parameters_to_vector(module.parameters()).tolist()
+
+
 def loader(batch_size):
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(64, 4, generator=generator))
     return DataLoader(data, batch_size=batch_size, shuffle=True)
 
 
-def weights(module):
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).tolist()
-
-
 def on_two_nodes(folder):
-    places, net = Places(), Net().eval()
-    net.layers[2].p = 0.0
-    trainer = Trainer(
-        strategy="ddp",
-        devices=2,
-        num_nodes=2,
-        plugins="ray",
-        max_epochs=2,
-        callbacks=[places],
-        enable_checkpointing=False,
-        **QUIET,
-    )
+    places, net, alone = Places(), Net(dropout=0.0), Net(dropout=0.0)
+    options = {"max_epochs": 2, "enable_checkpointing": False, **QUIET}
+    trainer = Trainer(strategy="ddp", devices=2, num_nodes=2, plugins="ray", callbacks=[places], **options)
     trainer.fit(net, loader(4), loader(4))
     tested = trainer.test(net, loader(4))
-    alone = Net()
-    alone.layers[2].p = 0.0
-    single = Trainer(devices=1, max_epochs=2, enable_checkpointing=False, **QUIET)
+    single = Trainer(devices=1, **options)
     single.fit(alone, loader(16), loader(16))
     return {
-        "places": places.places,
+        "places": places.told,
         "weights": [weights(net), weights(alone)],
         "steps": [trainer.global_step, single.global_step],
         "metric": [float(trainer.callback_metrics["val_loss"]), float(single.test(alone, loader(16))[0]["val_loss"])],
         "tested": float(tested[0]["val_loss"]),
-        "pids": [os.getpid()],
     }
 
 
-def failing(folder, **options):
+def failing(folder):
     """The error of rank 1's end, however it ends."""
     told = {}
     for how in ("raise", "leave", "kill"):
@@ -152,19 +145,8 @@ def failing(folder, **options):
 
 
 def fit(folder, callbacks, launcher=None, ckpt_path=None, **options):
-    net = Net()
-    plugins = launcher or RayLauncher()
-    trainer = Trainer(
-        strategy="ddp",
-        devices=1,
-        num_nodes=2,
-        plugins=[plugins],
-        max_epochs=3,
-        callbacks=callbacks,
-        default_root_dir=folder,
-        **QUIET,
-        **options,
-    )
+    net, options = Net(), {**QUIET, **options, "default_root_dir": folder, "callbacks": callbacks, "max_epochs": 3}
+    trainer = Trainer(strategy="ddp", devices=1, num_nodes=2, plugins=[launcher or RayLauncher()], **options)
     trainer.fit(net, loader(4), loader(4), ckpt_path=ckpt_path)
     return net, trainer
 
@@ -185,49 +167,6 @@ def lost_and_restarted(folder):
     return told
 
 
-class Waits(Callback):
-    """Waits, in the first attempt, within an epoch until the node of a rank is gone."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if trainer.global_step == 11 and trainer.strategy.cluster_environment.restart_count == 0:
-            (self.folder / f"trains {ray.get_runtime_context().get_node_id()}").touch()
-            wait_for(self.folder / "is gone")
-
-
-def wait_for(file):
-    until = time.monotonic() + 60
-    while not file.exists() and time.monotonic() < until:
-        time.sleep(0.05)
-
-
-def lost_node(folder, cluster):
-    """The weights of an undisturbed run, and of one that lost a node, in whose place another one is."""
-    cluster.add_node(num_cpus=2, **NODE)
-    cluster.wait_for_nodes()
-    undisturbed, _ = fit(folder, [Ends(folder, "kill", "never", 0)], enable_checkpointing=False)
-
-    def remove():
-        until = time.monotonic() + 120
-        while len(list(folder.glob("trains *"))) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
-        used = [node for node in cluster.worker_nodes if (folder / f"trains {node.node_id}").exists()]
-        cluster.remove_node(used[0], allow_graceful=False)
-        (folder / "is gone").touch()
-
-    thread = threading.Thread(target=remove)
-    thread.start()
-    saves = ModelCheckpoint(folder, every_n_train_steps=2, save_top_k=-1)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        net, trainer = fit(folder, [Waits(folder), saves], RayLauncher(max_failures=1), "last")
-    thread.join()
-    told = [str(each.message) for each in caught if "started again" in str(each.message)]
-    return {"weights": [weights(undisturbed), weights(net)], "warnings": told, "steps": trainer.global_step}
-
-
 def by_address(folder, cluster):
     """The connection that the launcher makes, by an argument and by a variable."""
     told = []
@@ -235,7 +174,7 @@ def by_address(folder, cluster):
         os.environ["RAY_ADDRESS"] = variable
         places = Places()
         fit(folder, [places], launcher, enable_checkpointing=False)
-        told.append([len({place[3] for place in places.places}), ray.is_initialized()])
+        told.append([len({place[3] for place in places.told}), ray.is_initialized()])
     del os.environ["RAY_ADDRESS"]
     return told
 
@@ -258,45 +197,30 @@ class Claimed(CPUAccelerator, CUDAAccelerator):
         return Absent("no GPU here")
 
 
-class TellsGPUs(Callback):
-    def __init__(self):
-        self.ranks = []
+class GPUs(Tells):
+    """Which GPUs the ranks have."""
 
     def on_train_start(self, trainer, module):
         context = ray.get_runtime_context()
         gpus = context.get_accelerator_ids()["GPU"]
         mine = {"gpus": gpus, "visible": os.environ["CUDA_VISIBLE_DEVICES"], "node": context.get_node_id()}
-        self.ranks = trainer.strategy.gather_objects(mine) or []
-
-    def state_dict(self):
-        return {"ranks": self.ranks}
-
-    def load_state_dict(self, state):
-        self.ranks = state["ranks"]
+        self.told = trainer.strategy.gather_objects(mine) or []
 
 
 def on_gpus(folder):
     """On the one node that has GPUs, which isn't the program's."""
-    tells, launcher = TellsGPUs(), RayLauncher()
+    tells, launcher = GPUs(), RayLauncher()
     options = {**QUIET, "accelerator": Claimed(), "max_epochs": 1, "enable_checkpointing": False}
     trainer = Trainer(strategy="ddp", devices="auto", plugins=[launcher], callbacks=[tells], **options)
     trainer.fit(Net(), loader(8))
     node = next(node["NodeID"] for node in ray.nodes() if "GPU" in node["Resources"])
-    return {"devices": len(trainer.strategy.parallel_devices), "ranks": tells.ranks, "node": node}
+    return {"devices": len(trainer.strategy.parallel_devices), "ranks": tells.told, "node": node}
 
 
 def callback_of_a_function(folder):
-    class Counts(Callback):
-        seen = 0
-
+    class Counts(Tells):
         def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            self.seen += 1
-
-        def state_dict(self):
-            return {"seen": self.seen}
-
-        def load_state_dict(self, state):
-            self.seen = state["seen"]
+            self.told.append(batch_idx)
 
     brought, loaded = Counts(), Counts()
     options = {**QUIET, "max_epochs": 1, "default_root_dir": folder}
@@ -304,7 +228,7 @@ def callback_of_a_function(folder):
     Trainer(strategy="ddp", devices=2, plugins=["ray"], callbacks=[brought, saves], **options).fit(Net(), loader(4))
     alone = Trainer(devices=1, callbacks=[loaded], enable_checkpointing=False, **options)
     alone.fit(Net(), loader(8), ckpt_path=saves.best_model_path)
-    return {"brought": brought.seen, "loaded": loaded.seen}
+    return {"brought": len(brought.told), "loaded": len(loaded.told)}
 
 
 def in_ray_train(folder):
@@ -325,7 +249,7 @@ def in_ray_train(folder):
     return [json.loads((folder / f"rank-{rank}").read_text()) for rank in range(2)]
 
 
-class Tells(Callback):
+class Steps(Callback):
     """Notes the steps of each attempt of Ray Train. The first one waits until a machine is to go."""
 
     def __init__(self, folder):
@@ -338,7 +262,7 @@ class Tells(Callback):
         self.steps.append(trainer.global_step)
         if self.attempt == 0 and len(self.steps) == 3:
             (self.folder / f"trains {ray.get_runtime_context().get_node_id()}").touch()
-            wait_for(self.folder / "is to go")
+            wait_until((self.folder / "is to go").exists, "word that a machine is to go")
         if self.attempt == 0:
             time.sleep(0.1)
 
@@ -354,7 +278,7 @@ def taken_away(folder, cluster):
     from core.callbacks import RayTrainPreemption
 
     def work():
-        callbacks = [Tells(folder), RayTrainPreemption(every_s=0.2)]
+        callbacks = [Steps(folder), RayTrainPreemption(every_s=0.2)]
         callbacks.append(ModelCheckpoint(folder / "saved", save_on_exception=True, every_n_epochs=1000))
         net = Net()
         # Both nodes have the address of one machine.
@@ -363,9 +287,7 @@ def taken_away(folder, cluster):
         (folder / f"weights-{trainer.global_rank}").write_text(json.dumps(weights(net)))
 
     def take_away():
-        until = time.monotonic() + 300
-        while len(list(folder.glob("trains *"))) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_until(lambda: len(list(folder.glob("trains *"))) == 2, "two ranks that train", timeout_s=300)
         gone.extend(node for node in cluster.worker_nodes if (folder / f"trains {node.node_id}").exists())
         command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", cluster.address]
         command += ["--node-id", gone[0].node_id]
@@ -393,18 +315,15 @@ def in_ray_tune(folder):
     from ray import tune
 
     def work(config):
-        net = Net()
         trainer = Trainer(strategy="ddp", devices=2, max_epochs=1, plugins="ray", enable_checkpointing=False, **QUIET)
-        trainer.fit(net, loader(config["batch_size"]))
-        tune.report({"steps": trainer.global_step, "rank": trainer.global_rank})
+        trainer.fit(Net(), loader(config["batch_size"]))
+        tune.report({"steps": trainer.global_step})
 
-    tuner = tune.Tuner(
-        work,
-        param_space={"batch_size": tune.grid_search([4, 8])},
-        tune_config=tune.TuneConfig(max_concurrent_trials=1),
-        run_config=tune.RunConfig(storage_path=str(folder / "runs"), verbose=0),
-    )
-    return sorted(result.metrics["steps"] for result in tuner.fit())
+    run_config = tune.RunConfig(storage_path=str(folder / "runs"), verbose=0)
+    one_by_one = tune.TuneConfig(max_concurrent_trials=1)
+    space = {"batch_size": tune.grid_search([4, 8])}
+    found = tune.Tuner(work, param_space=space, tune_config=one_by_one, run_config=run_config).fit()
+    return sorted(result.metrics["steps"] for result in found)
 
 
 def main():
@@ -416,18 +335,16 @@ def main():
         if what == "by_address":
             told = by_address(folder, cluster)
         ray.init(address=cluster.address, _node_ip_address="127.0.0.1", logging_level="ERROR")
-        if what in ("lost_node", "taken_away"):
-            told = globals()[what](folder, cluster)
+        if what == "taken_away":
+            told = taken_away(folder, cluster)
         elif what != "by_address":
             told = globals()[what](folder)
         still = ray.is_initialized()
-        until = time.monotonic() + 30
-        while (free := ray.available_resources().get("CPU")) != 4 and time.monotonic() < until:
-            time.sleep(0.2)  # Tune's own actor ends a moment after it
+        wait_until(lambda: ray.available_resources().get("CPU") == 4, "room as before")
     finally:
         ray.shutdown()
         cluster.shutdown()
-    print("TOLD", json.dumps({"told": told, "still": still, "free": free}))
+    print("TOLD", json.dumps({"told": told, "still": still}))
 
 
 if __name__ == "__main__":

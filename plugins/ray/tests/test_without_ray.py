@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from importlib.util import find_spec
@@ -41,20 +40,6 @@ TRAIN |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "ACCELERATE_TORCH_
 def test_an_option_that_makes_no_sense_is_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         RayLauncher(**options)
-
-
-@pytest.mark.slow
-def test_a_program_imports_no_ray():
-    use = "core_ray.RayLauncher(); core_ray.RayTrainEnvironment.detect()"
-    program = f"import sys, core_ray; {use}; print('ray' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
-def test_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(PluginLoadError, match=r"pip install 'ray>=2\.60'"):
-        library.load()
 
 
 def test_what_is_missing_is_an_error_before_work(monkeypatch):
@@ -101,18 +86,6 @@ def test_the_environment_is_the_launchers_unless_one_is_passed(monkeypatch):
     mine = LocalEnvironment()
     trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", plugins=[RayLauncher(), mine], **QUIET)
     assert trainer.strategy.cluster_environment is mine
-
-
-def test_an_environment_knows_no_port_before_there_is_a_rank():
-    environment = RayEnvironment()
-    assert (environment.world_size(), environment.global_rank(), environment.main_address) == (1, 0, "127.0.0.1")
-    with pytest.raises(ConfigurationError, match="in Ray's workers only"):
-        _ = environment.main_port
-
-
-def test_nodes_are_on_machines_of_their_own_unless_it_is_said():
-    """Ray's SPREAD may put two of them on one."""
-    assert RayLauncher().placement_strategy == "STRICT_SPREAD"
 
 
 class NoGPUHere(CUDAAccelerator):

@@ -1,12 +1,4 @@
-"""The parts of the simulated library: tensors, lazy graphs, memory, a process group. Ours, not the vendor's.
-
-`launches`, `memory` and `num_pending()` show tests what the device has done.
-"""
-
-from simulated_gaudi.graph import Launch, launches, num_pending
-from simulated_gaudi.memory import memory
-
-__all__ = ["Launch", "launches", "memory", "num_pending", "undocumented"]
+"""The parts of the simulated library: tensors, lazy graphs, memory, a process group. Ours, not the vendor's."""
 
 
 def undocumented(module):

@@ -12,17 +12,10 @@ LIMIT_BYTES = 96 * 2**30
 class _Memory:
     """The device's memory."""
 
-    in_use = peak = num_allocations = num_frees = 0
+    in_use = peak = 0
 
     def stats(self):
-        return {
-            "Limit": LIMIT_BYTES,
-            "InUse": self.in_use,
-            "MaxInUse": self.peak,
-            "NumAllocs": self.num_allocations,
-            "NumFrees": self.num_frees,
-            "ActiveAllocs": self.num_allocations - self.num_frees,
-        }
+        return {"Limit": LIMIT_BYTES, "InUse": self.in_use, "MaxInUse": self.peak}
 
 
 memory = _Memory()
@@ -34,9 +27,7 @@ class Allocation:
     def __init__(self, num_bytes):
         self.num_bytes = num_bytes
         memory.in_use += num_bytes
-        memory.num_allocations += 1
         memory.peak = max(memory.peak, memory.in_use)
 
     def __del__(self):
         memory.in_use -= self.num_bytes
-        memory.num_frees += 1

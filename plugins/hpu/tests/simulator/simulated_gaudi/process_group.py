@@ -39,15 +39,6 @@ class ProcessGroupHCCL(dist.ProcessGroup):
         _refuse(tensors, opts.reduceOp)
         return self._gloo.allreduce(_memory_of(tensors), opts)
 
-    def reduce(self, tensors, opts):
-        _refuse(tensors, opts.reduceOp)
-        return self._gloo.reduce(_memory_of(tensors), opts)
-
-    def reduce_scatter(self, outputs, inputs, opts=None):
-        opts = opts or dist.ReduceScatterOptions()
-        _refuse(outputs, opts.reduceOp)
-        return self._gloo.reduce_scatter(_memory_of(outputs), [_memory_of(each) for each in inputs], opts)
-
     def broadcast(self, tensors, opts=None):
         return self._gloo.broadcast(_memory_of(tensors), opts or dist.BroadcastOptions())
 
@@ -55,26 +46,8 @@ class ProcessGroupHCCL(dist.ProcessGroup):
         opts = opts or dist.AllgatherOptions()
         return self._gloo.allgather([_memory_of(each) for each in outputs], _memory_of(inputs), opts)
 
-    def alltoall(self, outputs, inputs, opts=None):
-        return self._gloo.alltoall(_memory_of(outputs), _memory_of(inputs), opts or dist.AllToAllOptions())
-
-    def send(self, tensors, rank, tag):
-        return self._gloo.send(_memory_of(tensors), rank, tag)
-
-    def recv(self, tensors, rank, tag):
-        return self._gloo.recv(_memory_of(tensors), rank, tag)
-
     def barrier(self, opts=None):
         return self._gloo.barrier(opts or dist.BarrierOptions())
-
-    def gather(self, *_):
-        raise RuntimeError("gather: not among the primitives of HCCL's documentation.")
-
-    def scatter(self, *_):
-        raise RuntimeError("scatter: not among the primitives of HCCL's documentation.")
-
-    def recv_anysource(self, *_):
-        raise RuntimeError("recv from any source: not among the primitives of HCCL's documentation.")
 
 
 def _memory_of(tensors):

@@ -1,21 +1,17 @@
 """`module.to("hpu")` in lazy mode: the module gets other parameter objects, and names that shared one still do.
 
 The vendor's published source, github.com/HabanaAI/gaudi-pytorch-bridge 1.19, core/weight_sharing.py:123-240, patches
-`nn.Module.to` unless `PT_HPU_WEIGHT_SHARING=0` (core/__init__.py:134). There a table leads from an old object
+`nn.Module.to` (core/__init__.py:134). There a table leads from an old object
 to the new one when attributes of it are read; here the old one stays on the host: nobody is to rely on the table.
 """
-
-import os
 
 import torch
 
 from simulated_gaudi import graph
 
-_YES = ("ON", "1", "YES", "TRUE", "Y")
-
 
 def register():
-    if graph.IS_LAZY and os.environ.get("PT_HPU_WEIGHT_SHARING", "1").upper() in _YES:
+    if graph.IS_LAZY:
         torch.nn.Module.to = _to(torch.nn.Module.to)
 
 

@@ -34,11 +34,6 @@ def set_device(device):
         raise AssertionError("As HABANA_VISIBLE_MODULES is not provided, the only supported device idx is 0.")
 
 
-def get_device_name(device=None):
-    _index_of(device)
-    return "simulated GAUDI"
-
-
 def synchronize():
     """Wait for the device. What was launched is done here; what waits in the graph isn't launched by it."""
 
@@ -46,19 +41,6 @@ def synchronize():
 def memory_stats(device=None):
     _index_of(device)
     return _memory.stats()
-
-
-def memory_allocated(device=None):
-    return memory_stats(device)["InUse"]
-
-
-def max_memory_allocated(device=None):
-    return memory_stats(device)["MaxInUse"]
-
-
-def reset_peak_memory_stats(device=None):
-    _index_of(device)
-    _memory.peak = _memory.in_use
 
 
 def get_rng_state(device="hpu"):
@@ -69,10 +51,6 @@ def get_rng_state(device="hpu"):
 def set_rng_state(new_state, device="hpu"):
     _index_of(device)
     _random_numbers.set_state(new_state)
-
-
-def manual_seed(seed):
-    _random_numbers.seed_with(int(seed))
 
 
 def manual_seed_all(seed):

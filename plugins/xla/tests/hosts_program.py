@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torchmetrics
 import two_hosts
-from lessons import QUIET, Net, Saving, furthest, make_data
+from lessons import QUIET, Net, Saving, furthest, make_data, refusal
 from torch.utils.data import DataLoader
 
 from core import ConfigurationError, Fabric, ModuleError, Trainer
@@ -71,15 +71,6 @@ def told_of(module, trainer):
         "step": trainer.global_step,
         "values": values,
     }
-
-
-def refusal(error, call):
-    """The text of the error that a call ends in."""
-    try:
-        call()
-    except error as caught:
-        return str(caught)
-    return None
 
 
 def collectives(fabric):

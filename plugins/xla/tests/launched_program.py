@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from lessons import QUIET, Net, Saving, furthest, make_data, train
+from lessons import QUIET, Net, Saving, furthest, make_data, refusal, train
 from torch.utils.data import DataLoader
 
 from core import ConfigurationError, Fabric, Trainer, WorkerError
@@ -54,7 +54,7 @@ def furthest_weight(module, other):
 def error_of_a_rank():
     trainer = Trainer(**QUIET, max_epochs=1, accelerator="xla", strategy="xla", devices=1)
     try:
-        trainer.fit(Failing(), DataLoader(make_data(), batch_size=16), DataLoader(make_data(), batch_size=16))
+        trainer.fit(Failing(), DataLoader(make_data(), batch_size=16))
     except WorkerError as error:
         return [str(error), error.rank]
     return None
@@ -76,10 +76,7 @@ def fall_into_the_trap(ordinal, told):
     environment = TwoRanks()
     environment.set_world(world_size=2, global_rank=ordinal, local_rank=ordinal, node_rank=0)
     fabric = Fabric(accelerator="xla", devices=2, strategy=XLAStrategy(cluster_environment=environment))
-    try:
-        fabric.launch()
-    except ConfigurationError as error:
-        told.append(str(error))
+    told.append(refusal(ConfigurationError, fabric.launch))
 
 
 if __name__ == "__main__":

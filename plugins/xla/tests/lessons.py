@@ -9,12 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import Callback, Module, Trainer
 
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_model_summary": False,
-    "enable_progress_bar": False,
-}
+OFF = ("logger", "enable_checkpointing", "enable_model_summary", "enable_progress_bar")
+QUIET: dict[str, Any] = dict.fromkeys(OFF, False)
 
 
 class Net(Module):
@@ -46,22 +42,17 @@ class Net(Module):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-def make_data(num_samples=160):
+def make_data():
     generator = torch.Generator().manual_seed(1)
-    return TensorDataset(*(torch.randn(num_samples, 8, generator=generator) for _ in range(2)))
+    return TensorDataset(*(torch.randn(160, 8, generator=generator) for _ in range(2)))
 
 
-def train(
-    num_samples=160, batch_size=16, save_to: Path | None = None, ckpt_path: Path | None = None, callbacks=(), **options
-):
+def train(batch_size=16, ckpt_path=None, **options):
     """Train two epochs of batches of 16; the module, the Trainer, and its losses."""
     module = Net()
-    trainer = Trainer(**{**QUIET, "max_epochs": 2, "callbacks": list(callbacks), **options})
-    data = make_data(num_samples)
-    loaders = [DataLoader(data, batch_size=batch_size) for _ in range(2)]
+    trainer = Trainer(**{**QUIET, "max_epochs": 2, **options})
+    loaders = [DataLoader(make_data(), batch_size=batch_size) for _ in range(2)]
     trainer.fit(module, *loaders, ckpt_path=ckpt_path)
-    if save_to is not None:
-        trainer.save_checkpoint(save_to)
     return module, trainer, [float(loss) for loss in module.losses]
 
 
@@ -78,5 +69,13 @@ class Saving(Callback):
 
 def furthest(losses: list[float], others: list[float]) -> float:
     """The largest difference between two runs."""
-    assert len(losses) == len(others)
-    return max(abs(one - other) for one, other in zip(losses, others, strict=True))
+    return float((torch.tensor(losses) - torch.tensor(others)).abs().max())
+
+
+def refusal(error, call):
+    """The text of the error that a call ends in."""
+    try:
+        call()
+    except error as caught:
+        return str(caught)
+    return None

@@ -9,7 +9,7 @@ import os
 import replication
 import torch
 import torchmetrics
-from lessons import QUIET, Net, make_data
+from lessons import QUIET, Net, make_data, refusal
 from torch.utils.data import DataLoader
 
 from core import ConfigurationError, Fabric, Trainer
@@ -96,10 +96,7 @@ def main():
     told["gathered shape"], told["left"] = list(module.gathered[-1].shape), module.measured.dist_sync_fn is None
     weights = module.state_dict()["middle.weight"]
     fabric = Fabric(accelerator="xla", devices=WORLD_SIZE, strategy=Unreplicated())
-    try:
-        fabric.launch()
-    except ConfigurationError as error:
-        told["unreplicated"] = str(error)
+    told["unreplicated"] = refusal(ConfigurationError, fabric.launch)
     fabric.strategy.teardown()
     if trainer.is_global_zero:
         module, on_one = train(accelerator="cpu", devices=1)

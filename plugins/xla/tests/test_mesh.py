@@ -5,8 +5,8 @@ from test_one_process import run_program
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    return run_program("mesh_program.py", tmp_path_factory.mktemp("mesh"))
+def told():
+    return run_program("mesh_program.py")
 
 
 def test_a_mesh_with_a_model_axis_trains_as_one_device(told):

@@ -32,14 +32,7 @@ def told(request, tmp_path_factory):
 
 def test_twenty_steps_are_those_of_one_device(told):
     assert told["furthest"] < 1e-5
-
-
-def test_other_ways_to_train_are_too(told):
-    """Batches that don't divide by the devices, windows of accumulation, and a loop by hand."""
-    assert told["uneven"] < 1e-5
-    assert told["accumulated"] < 1e-5
-    assert told["manual_loop"] < 1e-5
-    assert told["validated"] == pytest.approx(told["validated_on_one"], abs=1e-5)
+    assert told["is_tied"]
 
 
 def test_a_metric_of_one_number_begins_anew_each_epoch(told):
@@ -63,26 +56,6 @@ def test_a_step_that_is_logged_is_read_once(told):
 def test_mark_step_sends_off_what_was_noted(told):
     """In a loop by hand; and nothing when nothing was."""
     assert told["graphs_by_hand"] == [1, 0]
-
-
-def test_parameters_stay_the_same_objects(told):
-    assert told["is_tied"]
-    assert told["device"] == "xla:0"
-
-
-def test_checkpoints_go_to_the_cpu_and_back(told):
-    assert told["same_names"]
-    assert told["resumed_on_cpu"] < 1e-5
-    assert told["resumed_on_xla"] < 1e-5
-
-
-def test_double_precision_is_that_of_one_device(told):
-    assert told["double"] < 1e-13
-
-
-@pytest.mark.parametrize(("precision", "tolerance"), [("bf16-true", 0.05), ("bf16-mixed", 0.02)])
-def test_trains_in_16_bits(told, precision, tolerance):
-    assert told[precision] == pytest.approx(told["precise"], rel=tolerance)
 
 
 def test_scaling_the_loss_is_refused(told):

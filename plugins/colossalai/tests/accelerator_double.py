@@ -34,8 +34,10 @@ def put_in_place():
     optimizers.LowLevelZeroOptimizer._sanity_checks = lambda self: None
 
 
-class OnADouble(ColossalAIStrategy):
-    """LowLevelZeroPlugin on a CPU whose accelerator is a double."""
+class Zero1OnADouble(ColossalAIStrategy):
+    """LowLevelZeroPlugin, stage 1, on a CPU whose accelerator is a double."""
+
+    stage = 1
 
     def check_device(self, device_type):
         assert device_type == "cpu"
@@ -44,21 +46,15 @@ class OnADouble(ColossalAIStrategy):
         put_in_place()
         super().setup_environment()
 
-
-class Zero1OnADouble(OnADouble):
-    """ZeRO, stage 1."""
-
     def __init__(self, **options):
         """Take all options of `ColossalAIStrategy`."""
-        super().__init__(**{"plugin": "low_level_zero", "stage": 1, **options})
+        super().__init__(**{"plugin": "low_level_zero", "stage": self.stage, **options})
 
 
-class Zero2OnADouble(OnADouble):
+class Zero2OnADouble(Zero1OnADouble):
     """ZeRO, stage 2."""
 
-    def __init__(self, **options):
-        """Take all options of `ColossalAIStrategy`."""
-        super().__init__(**{"plugin": "low_level_zero", "stage": 2, **options})
+    stage = 2
 
 
 def register():

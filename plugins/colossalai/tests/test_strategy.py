@@ -98,11 +98,6 @@ def test_eight_bits_need_gpus():
         Fabric(strategy=ColossalAIStrategy(fp8_communication=True), **ON_CPU)
 
 
-def test_the_precision_of_the_options_is_the_runs():
-    strategy = ColossalAIStrategy(plugin="low_level_zero", precision="bf16")
-    assert strategy.precision_plugin.name == "bf16-mixed"
-
-
 def _not_found(name):
     raise importlib.metadata.PackageNotFoundError(name)
 
@@ -164,18 +159,3 @@ def test_importing_it_leaves_the_environment():
     """
     variables = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
     subprocess.run([sys.executable, "-c", program], env=variables, check=True, timeout=240)
-
-
-def test_colossalai_has_boosted_what_is_trained():
-    """The model is wrapped by TorchDDPPlugin itself, and the optimizer stays the user's."""
-    fabric = Fabric(strategy="colossalai", accelerator="cpu", devices=1)
-    fabric.launch()
-    module = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    model, _ = fabric.setup(module, optimizer)
-    (boosted, (wrapper,)) = fabric.strategy.boosted[0]
-    assert type(boosted).__name__ == "TorchDDPModel"
-    assert boosted.module is fabric.session.handles[0].wrapped
-    assert wrapper.unwrap() is optimizer
-    fabric.backward(model(torch.ones(1, 2)).sum())
-    fabric.teardown()

@@ -8,6 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
+from core_testing.waiting import slowness
+
 _PROGRAM = Path(__file__).with_name("peer_program.py")
 
 
@@ -46,7 +48,9 @@ class Peer:
     def wait_for(self, kind, *, number=0, timeout_s=300):
         """The first event of its kind, of this step or a later one."""
         with self._news:
-            self._news.wait_for(lambda: self._has(kind, number) or self._process.poll() is not None, timeout_s)
+            self._news.wait_for(
+                lambda: self._has(kind, number) or self._process.poll() is not None, timeout_s * slowness()
+            )
             for one in self.events:
                 if one["event"] == kind and one.get("number", 0) >= number:
                     return one
@@ -68,7 +72,7 @@ class Peer:
     def finish(self, timeout_s=300):
         """Wait for its end; the last event."""
         try:
-            self._process.wait(timeout_s)
+            self._process.wait(timeout_s * slowness())
         except subprocess.TimeoutExpired:
             self.end()
             raise AssertionError(f"a peer hangs: {self.events}\n{self.errors}") from None
@@ -77,13 +81,13 @@ class Peer:
         return self.events[-1]
 
     def wait_for_death(self, timeout_s=300):
-        self._process.wait(timeout_s)
+        self._process.wait(timeout_s * slowness())
         self._close()
 
     def wait_for_code(self, timeout_s=300):
         """Wait for its end; the exit code."""
         try:
-            return self._process.wait(timeout_s)
+            return self._process.wait(timeout_s * slowness())
         except subprocess.TimeoutExpired:
             raise AssertionError(f"a peer hangs: {self.events}") from None
         finally:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from core import ConfigurationError, Fabric, Module, Trainer
 from core.strategies import HivemindStrategy
 from core_hivemind import PeersError, processes
+from core_testing.waiting import slowness
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWJS7RaLC3UHEidbihhyx1GcSRABFn6wdjeoiockBQAQwk"
@@ -44,6 +45,21 @@ class Net(Module):
 def loader(num_samples=40, batch_size=16):
     data = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(1)).double()
     return DataLoader(TensorDataset(data), batch_size=batch_size)
+
+
+def changes_by_hand(fabric, samples, before_step=lambda index: None):
+    """For each batch of 16, if a loop of the user's own has changed the weights."""
+    net = Net()
+    model, optimizer = fabric.setup(net, net.configure_optimizers())
+    weights, changed = net.layer.weight.clone(), []
+    for index, (inputs,) in enumerate(fabric.setup_dataloaders(loader(samples))):
+        before_step(index)
+        fabric.backward(model.training_step([inputs], 0))
+        optimizer.step()
+        optimizer.zero_grad()
+        changed.append(not torch.equal(weights, net.layer.weight))
+        weights = net.layer.weight.clone()
+    return changed
 
 
 def fit(strategy, net=None, **options):
@@ -104,16 +120,8 @@ def test_gradients_are_averaged_over_samples():
 def test_a_peer_that_is_alone_counts():
     """However long it pauses: hivemind takes a step by an estimate of the samples that were seen meanwhile."""
     often = {"min_refresh_period": 0.1, "default_refresh_period": 0.1}
-    fabric, net = Fabric(strategy=make(target_batch_size=32, tracker_options=often), accelerator="cpu"), Net()
-    model, optimizer = fabric.setup(net, net.configure_optimizers())
-    weights, changed = net.layer.weight.clone(), []
-    for index, (inputs,) in enumerate(fabric.setup_dataloaders(loader(12 * 16))):
-        time.sleep(2 if index == 8 else 0.05)
-        fabric.backward(model.training_step([inputs], 0))
-        optimizer.step()
-        optimizer.zero_grad()
-        changed.append(not torch.equal(weights, net.layer.weight))
-        weights = net.layer.weight.clone()
+    fabric = Fabric(strategy=make(target_batch_size=32, tracker_options=often), accelerator="cpu")
+    changed = changes_by_hand(fabric, 12 * 16, lambda index: time.sleep(2 if index == 8 else 0.05))
     fabric.teardown()
     assert changed == [False, True] * 6
 
@@ -128,18 +136,10 @@ def test_gradients_stay_in_their_buffers():
 def test_a_loop_by_hand_takes_the_loaders_batch_size():
     """And Ctrl-C, which hivemind would have the process ignore from here on."""
     handler = signal.getsignal(signal.SIGINT)
-    fabric, net = Fabric(strategy=make(target_batch_size=32), accelerator="cpu"), Net()
-    model, optimizer = fabric.setup(net, net.configure_optimizers())
-    batches = fabric.setup_dataloaders(loader(32))
-    before, changed = net.layer.weight.clone(), []
-    for (inputs,) in batches:
-        fabric.backward(model.training_step([inputs], 0))
-        optimizer.step()
-        optimizer.zero_grad()
-        changed.append(not torch.equal(before, net.layer.weight))
+    fabric = Fabric(strategy=make(target_batch_size=32), accelerator="cpu")
+    assert changes_by_hand(fabric, 32) == [False, True]
     assert signal.getsignal(signal.SIGINT) is handler
     fabric.teardown()
-    assert changed == [False, True]
 
 
 def test_a_program_whose_processes_are_spawned_is_a_peer_too():
@@ -167,18 +167,10 @@ def test_a_run_begins_after_a_child_was_killed_in_an_answer():
     assert fit(make()).global_step == 3
 
 
-def leave_without_a_word():
-    fabric, net = Fabric(strategy=make(), accelerator="cpu"), Net()
-    model, optimizer = fabric.setup(net, net.configure_optimizers())
-    for (inputs,) in fabric.setup_dataloaders(loader()):
-        fabric.backward(model.training_step([inputs], 0))
-        optimizer.step()
-
-
 def test_a_process_that_leaves_without_a_word_ends():
-    child = FORK.Process(target=leave_without_a_word)
+    child = FORK.Process(target=lambda: changes_by_hand(Fabric(strategy=make(), accelerator="cpu"), 40))
     child.start()
-    child.join(120)
+    child.join(60 * slowness())
     hangs = child.is_alive()
     child.kill()
     assert not hangs
@@ -223,7 +215,7 @@ def test_waits_are_freed_once_the_child_that_ended_is_known_to_be_dead(monkeypat
     watch = processes.ChildExits([child])
     assert not seen
     there.close()
-    assert done.wait(60)
+    assert done.wait(60 * slowness())
     watch.end()
     watch.join()
     assert seen[0]

@@ -4,10 +4,10 @@ import warnings
 import pytest
 from status_server_here import running
 
-from core import ConfigurationError, CoreError
+from core import ConfigurationError
 from core.callbacks import TrainJobProgress
 from core_kubeflow import StatusServer
-from core_testing import programs
+from core_testing import in_one_process
 from support.tiny import Tiny, loader, make_trainer
 
 
@@ -81,11 +81,6 @@ def test_time_is_a_limit(tmp_path, server):
     fit(tmp_path, Stops(), max_epochs=-1, max_time={"hours": 100})
     assert percentages(server) == [0, 0, 0, 0, 100]
     assert server.statuses[2]["estimatedRemainingSeconds"] == pytest.approx(360_000, rel=0.01)
-
-
-def test_reports_are_apart(tmp_path, server):
-    fit(tmp_path, every_s=1000)
-    assert percentages(server) == [0, 100]
 
 
 def test_nothing_is_reported_elsewhere(tmp_path, server, monkeypatch):
@@ -162,33 +157,14 @@ def test_what_the_server_takes_of_metrics(server):
     assert (status["progressPercentage"], status["estimatedRemainingSeconds"]) == (100, 2**31 - 1)
 
 
-def test_the_servers_own_words(server, monkeypatch):
-    server.token = "another"
-    with pytest.raises(CoreError, match="HTTP 403 Forbidden: Forbidden"):
-        StatusServer.from_environment().post(0.5, None, {})
-
-
 def test_a_wrong_interval_is_refused():
     with pytest.raises(ConfigurationError, match=r"every_s=0\): expected seconds above 0"):
         TrainJobProgress(every_s=0)
 
 
-PROGRAM = """
-import sys
-from core.callbacks import TrainJobProgress
-from support.tiny import Tiny, loader, make_trainer
-
-if __name__ == "__main__":
-    trainer = make_trainer(".", TrainJobProgress(every_s=1000), devices=2, strategy="ddp", max_epochs=1)
-    trainer.fit(Tiny(), loader())
-"""
-
-
-@pytest.mark.slow
 def test_rank_zero_reports(tmp_path, server):
-    (tmp_path / "train.py").write_text(PROGRAM)
-    done = programs.run(["python", "train.py"], cwd=tmp_path, timeout=100)
-    assert done.returncode == 0, done.stderr
+    options = {"every_s": 1000, "max_epochs": 1, "devices": 2, "strategy": "ddp"}
+    in_one_process(lambda: fit(tmp_path, **options))
     assert percentages(server) == [0, 100]
 
 

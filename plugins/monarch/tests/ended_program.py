@@ -55,15 +55,8 @@ class Ends(Callback):
 
 def main():
     folder, how = Path(sys.argv[1]), sys.argv[2]
-    trainer = Trainer(
-        strategy="ddp",
-        accelerator="cpu",
-        devices=2,
-        plugins="monarch",
-        max_epochs=-1,
-        callbacks=[Ends(folder, how)],
-        **QUIET,
-    )
+    options = {"devices": 2, "plugins": "monarch", "max_epochs": -1, "callbacks": [Ends(folder, how)], **QUIET}
+    trainer = Trainer(strategy="ddp", accelerator="cpu", **options)
     try:
         trainer.fit(Net(), DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=4))
     except WorkerError as error:

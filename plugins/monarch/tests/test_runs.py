@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from core_testing.waiting import slowness, wait_until
 
 FOLDER = Path(__file__).parent
 VARIABLES = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -31,7 +32,7 @@ def started(name, *arguments):
 
 def told(name, *arguments):
     with started(name, *arguments) as process:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=200 * slowness())
     return json.loads(output.rpartition("TOLD")[2])
 
 
@@ -39,15 +40,8 @@ def pids(folder):
     return [int(file.read_text() or 0) for file in folder.glob("pid-*")]
 
 
-def wait_until(is_so, timeout_s=100):
-    ends_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < ends_s
-        time.sleep(0.05)
-
-
 def assert_all_end(ranks):
-    wait_until(lambda: not any(map(psutil.pid_exists, ranks)), timeout_s=15)
+    wait_until(lambda: not any(map(psutil.pid_exists, ranks)), "end of all ranks")
 
 
 @pytest.mark.parametrize(
@@ -75,9 +69,9 @@ def test_the_rank_that_ends_first_is_named(how, exit_code, text, tmp_path):
 def test_a_signal_ends_all_ranks_at_one_step(number, tmp_path):
     """Ctrl-C goes to the whole group, SIGTERM to the program alone."""
     with started("ended_program.py", tmp_path, "interrupt") as program:
-        wait_until(lambda: len(pids(tmp_path)) == 2)
+        wait_until(lambda: len(pids(tmp_path)) == 2, "two ranks that train")
         (os.killpg if number == signal.SIGINT else os.kill)(program.pid, number)
-        assert program.wait(timeout=60) in (128 + number, -number)
+        assert program.wait(timeout=60 * slowness()) in (128 + number, -number)
     steps = [(tmp_path / f"step-{rank}").read_text() for rank in range(2)]
     assert steps[0] == steps[1]
     assert_all_end(pids(tmp_path))
@@ -85,7 +79,7 @@ def test_a_signal_ends_all_ranks_at_one_step(number, tmp_path):
 
 def test_ranks_end_with_a_program_that_is_killed(tmp_path):
     with started("ended_program.py", tmp_path, "interrupt") as program:
-        wait_until(lambda: len(pids(tmp_path)) == 2 and all(pids(tmp_path)))
+        wait_until(lambda: len(pids(tmp_path)) == 2 and all(pids(tmp_path)), "two ranks that train")
         os.kill(program.pid, signal.SIGKILL)
         assert_all_end(pids(tmp_path))
 

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from lessons import QUIET, Net, Saving, furthest, make_data, refusal, train
+from lessons import QUIET, Net, Saving, make_data, refusal, train
 from torch.utils.data import DataLoader
 
 from core import ConfigurationError, Fabric, Trainer, WorkerError
@@ -32,16 +32,14 @@ DDP = {"accelerator": "cpu", "strategy": "ddp_fork", "devices": 2, "batch_size":
 
 def main():
     folder, told = Path(sys.argv[1]), {}
-    ddp, *_ = train(callbacks=[Saving(folder / "ddp", at=12)], **DDP)
-    module, trainer, _ = train(callbacks=[Saving(folder / "xla", at=12)], **XLA)
-    told["strategy"], loss = type(trainer.strategy).__name__, float(trainer.callback_metrics["loss_step"])
-    from_ddp, from_xla = train(ckpt_path=folder / "ddp", **XLA)[0], train(ckpt_path=folder / "xla", **DDP)[0]
+    train(callbacks=[Saving(folder / "ddp", at=12)], **DDP)
+    module, trainer, _ = train(**XLA)
+    told["strategy"] = type(trainer.strategy).__name__
+    resumed = train(ckpt_path=folder / "ddp", **XLA)[0]
     told["error"] = error_of_a_rank()
     told["trap"] = errors_of_threads()
-    reference, _, losses = train(accelerator="cpu", devices=1)
-    told["furthest"] = furthest([loss], losses[-1:])
-    runs = {"xla": module, "ddp": ddp, "ddp to xla": from_ddp, "xla to ddp": from_xla}
-    told["weights"] = {name: furthest_weight(one, reference) for name, one in runs.items()}
+    reference = train(accelerator="cpu", devices=1)[0]
+    told["trained"], told["resumed"] = (furthest_weight(one, reference) for one in (module, resumed))
     print(json.dumps(told))
 
 

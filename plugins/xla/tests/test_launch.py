@@ -11,14 +11,12 @@ def told(tmp_path_factory):
 
 def test_ddp_spawn_trains_through_torch_xla(told):
     assert told["strategy"] == "XLAStrategy"
-    assert told["furthest"] < 1e-5
-    assert told["weights"]["xla"] < 1e-5
+    assert told["trained"] < 1e-5
 
 
-def test_checkpoints_go_to_ddp_and_come_from_it(told):
-    """Two processes of a CPU; their own run first, which has to be the same."""
-    assert told["weights"] == pytest.approx(dict.fromkeys(told["weights"], 0), abs=1e-5)
-    assert {"ddp", "ddp to xla", "xla to ddp"} <= told["weights"].keys()
+def test_a_checkpoint_of_ddp_goes_on_here(told):
+    """Of two processes of a CPU."""
+    assert told["resumed"] < 1e-5
 
 
 def test_the_error_of_a_rank_arrives(told):

@@ -30,7 +30,7 @@ from importlib import import_module
 
 _PLACES = {
     "device": ("Error", "ipuHardwareIsAvailable"),
-    "enums": ("DataLoaderMode", "OutputMode", "ReductionType"),
+    "enums": ("DataLoaderMode", "OutputMode"),
     "executor": ("PoplarExecutor", "inferenceModel", "trainingModel"),
     "loader": ("DataLoader",),
     "options": ("Options",),

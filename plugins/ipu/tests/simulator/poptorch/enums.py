@@ -11,13 +11,6 @@ class OutputMode(enum.IntEnum):
     Default = 4
 
 
-class ReductionType(enum.IntEnum):
-    """[options] poptorch.ReductionType."""
-
-    Sum = 0
-    Mean = 1
-
-
 class DataLoaderMode(enum.IntEnum):
     """[options] poptorch.DataLoaderMode. The asynchronous modes aren't simulated."""
 

@@ -1,26 +1,21 @@
 """[options] "Model wrapping functions": trainingModel, inferenceModel and what they return."""
 
 import copy
-import weakref
 
 import torch
 from torch.utils import _pytree as pytree
 
 from poptorch import optim
 from poptorch.device import POOL, Error
-from poptorch.enums import OutputMode, ReductionType
+from poptorch.enums import OutputMode
 from poptorch.options import Options
 from poptorch.tracing import Program
 
 _NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
-_wrapped = weakref.WeakKeyDictionary()
-"""The executor that trains a module, by module: inference models of the same one follow its weights."""
 
 
 def trainingModel(model, options=None, optimizer=None):
     """[options] poptorch.trainingModel: forward, backward and update in one call."""
-    if _wrapped.get(model) is not None:
-        raise RuntimeError("Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() first.")
     return PoplarExecutor(model, options, optimizer, training=True)
 
 
@@ -46,11 +41,8 @@ class PoplarExecutor:
         self._user_model, self._model = model, copy.copy(model)  # [features]: a shallow copy; `training` isn't followed
         self._training, self._optimizer = training, None
         self._program = self._device = self._built_in = None
-        self._is_attached = self._dirty_host_weights = False
-        self._seen_version = 0
-        self._host_weights_version = 0
+        self._is_attached = False
         if training:
-            _wrapped[model] = self
             self.setOptimizer(optimizer if optimizer is not None else torch.optim.SGD(model.parameters(), lr=0.01))
         self._options._freeze()
 
@@ -65,30 +57,16 @@ class PoplarExecutor:
             self._compile(args)
         if not self._is_attached:
             self.attachToDevice()
-        if not self._training:
-            self._follow_training()
         self._check_inputs(args)
         with torch.inference_mode(False):
             if self._training:
                 self._write_optimizer_state()
                 outputs = self._train(args)
-                self._dirty_host_weights = True
                 if isinstance(self._optimizer, optim.Optimizer):
                     self._optimizer.host_state_is_dirty = True
             else:
                 outputs = self._infer(args)
         return self._program.rebuild([_cast(output) for output in outputs])
-
-    def _follow_training(self):
-        """[features] "Precompilation and caching": weights of a training model are copied to one for inference."""
-        trainer = _wrapped.get(self._user_model)
-        if trainer is None or trainer is self:
-            return
-        if trainer._dirty_host_weights:
-            trainer.copyWeightsToHost()
-        if self._seen_version != trainer._host_weights_version:
-            self.copyWeightsToDevice()
-            self._seen_version = trainer._host_weights_version
 
     def _train(self, args):
         options = self._options
@@ -104,11 +82,9 @@ class PoplarExecutor:
                     returned.append(outputs)
                     for key, gradient in gradients.items():
                         total[key] = total[key] + gradient if key in total else gradient
-            # [options] accumulationAndReplicationReductionType: of accumulated gradients and of those of replicas.
-            if options.Training.accumulation_and_replication_reduction_type == ReductionType.Mean:
-                divisor = options.Training.gradient_accumulation * options.replication_factor
-                total = {key: gradient / divisor for key, gradient in total.items()}
-            self._built_in.step(total)
+            # [options] accumulationAndReplicationReductionType: the mean, of accumulated gradients and of replicas'.
+            divisor = options.Training.gradient_accumulation * options.replication_factor
+            self._built_in.step({key: gradient / divisor for key, gradient in total.items()})
         return self._combine(returned)
 
     def _compute_gradients(self, replica, tensors):
@@ -209,7 +185,6 @@ class PoplarExecutor:
     def copyWeightsToDevice(self):
         """[options] poptorch.PoplarExecutor.copyWeightsToDevice."""
         self._need_executable()
-        self._dirty_host_weights = False
         with torch.inference_mode(False), torch.no_grad():
             for name, tensor in self._host().items():
                 for copied in (self._device.get(name), *(buffers.get(name) for buffers in self._buffers)):
@@ -219,11 +194,9 @@ class PoplarExecutor:
     def copyWeightsToHost(self):
         """[options] poptorch.PoplarExecutor.copyWeightsToHost."""
         self._need_executable()
-        self._dirty_host_weights = False
         with torch.no_grad():
             for name, tensor in self._host().items():
                 tensor.copy_(self._device[name] if name in self._device else self._buffers[0][name])
-        self._host_weights_version += 1
 
     # the optimizer --------------------------------------------------------------------------------------------------
 
@@ -290,8 +263,6 @@ class PoplarExecutor:
 
     def destroy(self):
         """[options] poptorch.PoplarExecutor.destroy: releases the IPUs and the executable."""
-        if self._training and _wrapped.get(self._user_model) is self:
-            del _wrapped[self._user_model]
         if self._program is None:
             return
         if self._is_attached:

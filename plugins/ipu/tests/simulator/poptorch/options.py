@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from poptorch.enums import OutputMode, ReductionType
+from poptorch.enums import OutputMode
 
 
 class _Settings:
@@ -27,14 +27,9 @@ class _TrainingOptions(_Settings):
 
     def __init__(self):
         self.gradient_accumulation = 1
-        self.accumulation_and_replication_reduction_type = ReductionType.Mean
 
     def gradientAccumulation(self, gradient_accumulation):
         return self._set(gradient_accumulation=gradient_accumulation)
-
-    def accumulationAndReplicationReductionType(self, reduction_type):
-        assert reduction_type in (ReductionType.Mean, ReductionType.Sum)
-        return self._set(accumulation_and_replication_reduction_type=reduction_type)
 
 
 class Options(_Settings):

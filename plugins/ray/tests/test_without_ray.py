@@ -22,9 +22,21 @@ from core_ray.ranks import RankActors
 from core_ray.worker import Ending, Place
 from support.tiny import Tiny, loader
 
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+OFF = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+QUIET = dict.fromkeys(OFF, False)
 TRAIN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
 TRAIN |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "ACCELERATE_TORCH_DEVICE": "cpu"}
+
+
+def on_cpus(*plugins, devices=2, **options):
+    """A Trainer of DDP with a launcher."""
+    return Trainer(accelerator="cpu", devices=devices, strategy="ddp", plugins=[*plugins], **options, **QUIET)
+
+
+def on_gpus(launcher, devices, **options):
+    """A Trainer on GPUs that are the cluster's."""
+    strategy = DDPStrategy(process_group_backend="gloo")
+    return Trainer(strategy=strategy, accelerator=NoGPUHere(), devices=devices, plugins=[launcher], **options, **QUIET)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +57,7 @@ def test_an_option_that_makes_no_sense_is_refused(options, message):
 def test_what_is_missing_is_an_error_before_work(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(PluginLoadError, match="needs the package ray"):
-        Trainer(accelerator="cpu", devices=2, num_nodes=2, strategy="ddp", plugins=[RayLauncher()], **QUIET)
+        on_cpus(RayLauncher(), num_nodes=2)
 
 
 def test_preemption_is_asked_for_in_ray_train_only(monkeypatch):
@@ -61,13 +73,13 @@ def test_preemption_is_asked_for_in_ray_train_only(monkeypatch):
 def test_inside_ray_train_nothing_is_launched(monkeypatch):
     for name, value in TRAIN.items():
         monkeypatch.setenv(name, value)
-    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", plugins=[RayLauncher()], **QUIET)
+    trainer = on_cpus(RayLauncher())
     assert type(trainer.strategy.cluster_environment).__name__ == "RayTrainEnvironment"
     assert type(trainer.strategy.launcher).__name__ == "InPlaceLauncher"
     with pytest.raises(
         ConfigurationError, match="Ray Train started 2 workers, but devices=3 and num_nodes=1 ask for 3"
     ):
-        Trainer(accelerator="cpu", devices=3, strategy="ddp", **QUIET)
+        on_cpus(devices=3)
 
 
 def test_several_machines_need_a_cluster(monkeypatch):
@@ -75,16 +87,16 @@ def test_several_machines_need_a_cluster(monkeypatch):
         monkeypatch.setattr(library, "load", lambda module="ray": type("Ray", (), {"is_initialized": lambda: False}))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(Exception, match="num_nodes=2 needs a Ray cluster of as many machines"):
-        Trainer(accelerator="cpu", devices=1, num_nodes=2, strategy="ddp", plugins=[RayLauncher()], **QUIET)
+        on_cpus(RayLauncher(), devices=1, num_nodes=2)
 
 
 def test_the_environment_is_the_launchers_unless_one_is_passed(monkeypatch):
     monkeypatch.setattr(library, "load", lambda module="ray": type("Ray", (), {"is_initialized": lambda: True}))
-    trainer = Trainer(accelerator="cpu", devices=2, num_nodes=2, strategy="ddp", plugins=[RayLauncher()], **QUIET)
+    trainer = on_cpus(RayLauncher(), num_nodes=2)
     assert isinstance(trainer.strategy.cluster_environment, RayEnvironment)
     assert trainer.strategy.launcher.cluster_environment is trainer.strategy.cluster_environment
     mine = LocalEnvironment()
-    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", plugins=[RayLauncher(), mine], **QUIET)
+    trainer = on_cpus(RayLauncher(), mine)
     assert trainer.strategy.cluster_environment is mine
 
 
@@ -116,14 +128,7 @@ def test_gpus_are_the_clusters(with_nodes, devices, num_nodes, found):
     """A head node has none, and nodes that start when they are asked for aren't known yet."""
     with_nodes(0, 4, 8)
     launcher = RayLauncher(resources_per_worker={"CPU": 3})
-    trainer = Trainer(
-        strategy=DDPStrategy(process_group_backend="gloo"),
-        accelerator=NoGPUHere(),
-        devices=devices,
-        num_nodes=num_nodes,
-        plugins=[launcher],
-        **QUIET,
-    )
+    trainer = on_gpus(launcher, devices, num_nodes=num_nodes)
     assert [str(device) for device in trainer.strategy.parallel_devices] == [f"cuda:{n}" for n in range(found)]
     options = launcher._actor_options()
     assert (options["num_cpus"], options["num_gpus"]) == (3, 1)
@@ -158,13 +163,7 @@ def test_one_process_may_take_all_gpus_of_its_node(with_nodes):
 def test_the_user_may_count_gpus_otherwise(with_nodes, options, number):
     with_nodes(4)
     launcher = RayLauncher(**options)
-    Trainer(
-        strategy=DDPStrategy(process_group_backend="gloo"),
-        accelerator=NoGPUHere(),
-        devices=2,
-        plugins=[launcher],
-        **QUIET,
-    )
+    on_gpus(launcher, 2)
     assert launcher._actor_options()["num_gpus"] == number
 
 
@@ -175,7 +174,7 @@ def test_a_cpu_takes_no_gpus(with_nodes):
     assert launcher.count_devices(CPUAccelerator(), 2, 1) is None
     assert launcher._actor_options()["num_gpus"] == 0
     with pytest.raises(ConfigurationError, match=r"use_gpu=True takes GPUs.* on accelerator 'cpu'"):
-        Trainer(accelerator="cpu", devices=2, strategy="ddp", plugins=[RayLauncher(use_gpu=True)], **QUIET)
+        on_cpus(RayLauncher(use_gpu=True))
 
 
 def test_a_local_cluster_has_the_gpus_of_this_machine(monkeypatch):

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from report_pages import page_of
 
 from core_report import report
 
@@ -18,18 +19,8 @@ CONTENT = {
 }
 
 
-def page_of(folder, content=None, metrics="step,loss\n1,2\n"):
-    folder.mkdir(exist_ok=True)
-    (folder / "metrics.csv").write_text(metrics)
-    if content is not None:
-        (folder / "ranks.json").write_text(content if isinstance(content, str) else json.dumps(content))
-    done = CliRunner().invoke(report, [str(folder)])
-    assert done.exit_code == 0, done.output
-    return (folder / "report.html").read_text()
-
-
 def test_ranks_are_drawn_beside_each_other(tmp_path):
-    page = page_of(tmp_path, CONTENT)
+    page = page_of(tmp_path, ranks=CONTENT)
     assert '<p class="reason failed">Rank 2 is &lt;s&gt;behind.</p>' in page
     rows = re.findall(r'<div class="strip"><span>(.*?)</span>.*?<span>(.*?)</span></div>', page)
     assert rows == [
@@ -51,7 +42,7 @@ def test_the_slowest_of_many_ranks_are_shown(tmp_path):
     seconds = [[0.001 * (1 + rank % 7)] for rank in range(100)]
     column = {"first_step": 0, "last_step": 1, "seconds": seconds}
     rows = [f"rank {rank}" for rank in range(100)]
-    page = page_of(tmp_path, {"phases": ["data"], "rows": rows, "columns": [column], "named": []})
+    page = page_of(tmp_path, ranks={"phases": ["data"], "rows": rows, "columns": [column], "named": []})
     assert "Shown are the 64 slowest of 100 ranks." in page
     assert "<span>rank 6</span>" in page
     assert "<span>rank 7</span>" not in page
@@ -72,13 +63,13 @@ def test_the_slowest_of_many_ranks_are_shown(tmp_path):
     ],
 )
 def test_damaged_ranks_are_left_out(tmp_path, content):
-    page = page_of(tmp_path, content)
+    page = page_of(tmp_path, ranks=content)
     assert "Ranks by time" not in page
     assert "loss" in page
 
 
 def test_times_of_zero_are_drawn(tmp_path):
-    page = page_of(tmp_path, CONTENT | {"columns": [TWO | {"last_step": 0, "seconds": [[0, 0]] * 3}]})
+    page = page_of(tmp_path, ranks=CONTENT | {"columns": [TWO | {"last_step": 0, "seconds": [[0, 0]] * 3}]})
     assert page.count("<span>+0.0%</span>") == page.count("<span>0 ms</span>") == 3
 
 

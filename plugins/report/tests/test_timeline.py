@@ -1,11 +1,7 @@
 """The timeline in a run's report: what a callback of any strategy left as `timeline.json`."""
 
-import json
-
 import pytest
-from click.testing import CliRunner
-
-from core_report import report
+from report_pages import page_of
 
 
 def span(kind, begin_s, end_s, **others):
@@ -18,17 +14,8 @@ ROWS = [
 ]
 
 
-def page_of(folder, content):
-    folder.mkdir(exist_ok=True)
-    (folder / "metrics.csv").write_text("step,loss\n1,2\n")
-    (folder / "timeline.json").write_text(content)
-    done = CliRunner().invoke(report, [str(folder)])
-    assert done.exit_code == 0, done.output
-    return (folder / "report.html").read_text()
-
-
 def test_a_timeline_is_drawn_with_the_shares_of_each_row(tmp_path):
-    page = page_of(tmp_path, json.dumps({"title": "batch 3", "duration_s": 1.0, "rows": ROWS}))
+    page = page_of(tmp_path, timeline={"title": "batch 3", "duration_s": 1.0, "rows": ROWS})
     assert "<h2>Timeline of batch 3</h2>" in page
     assert page.count("<rect ") == 3
     assert "<title>b &lt; f: 500.00 ms</title>" in page
@@ -44,16 +31,14 @@ def test_a_timeline_is_drawn_with_the_shares_of_each_row(tmp_path):
     [
         "[",
         "{}",
-        json.dumps({"duration_s": 0, "rows": ROWS}),
-        json.dumps({"duration_s": "long", "rows": ROWS}),
-        json.dumps({"duration_s": 1, "rows": "two"}),
-        json.dumps({"duration_s": 1, "rows": [3, {"name": "rank 0", "spans": 5}]}),
-        json.dumps(
-            {"duration_s": 1, "rows": [{"name": "rank 0", "spans": [7, span("forward", 2, 1), span("f", 0, "x")]}]}
-        ),
+        {"duration_s": 0, "rows": ROWS},
+        {"duration_s": "long", "rows": ROWS},
+        {"duration_s": 1, "rows": "two"},
+        {"duration_s": 1, "rows": [3, {"name": "rank 0", "spans": 5}]},
+        {"duration_s": 1, "rows": [{"name": "rank 0", "spans": [7, span("forward", 2, 1), span("f", 0, "x")]}]},
     ],
 )
 def test_a_damaged_timeline_is_left_out(tmp_path, content):
-    page = page_of(tmp_path, content)
+    page = page_of(tmp_path, timeline=content)
     assert "Timeline" not in page
     assert "loss" in page

@@ -56,7 +56,7 @@ def test_an_option_that_makes_no_sense_is_refused(options, message):
 
 def test_what_is_missing_is_an_error_before_work(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(PluginLoadError, match="needs the package ray"):
+    with pytest.raises(PluginLoadError, match=r"needs the package ray(?s:.*)pip install 'ray>=2\.60'"):
         on_cpus(RayLauncher(), num_nodes=2)
 
 
@@ -98,6 +98,13 @@ def test_the_environment_is_the_launchers_unless_one_is_passed(monkeypatch):
     mine = LocalEnvironment()
     trainer = on_cpus(RayLauncher(), mine)
     assert trainer.strategy.cluster_environment is mine
+
+
+def test_an_environment_knows_no_port_before_there_is_a_rank():
+    environment = RayEnvironment()
+    assert (environment.world_size(), environment.global_rank(), environment.main_address) == (1, 0, "127.0.0.1")
+    with pytest.raises(ConfigurationError, match="in Ray's workers only"):
+        _ = environment.main_port
 
 
 class NoGPUHere(CUDAAccelerator):

@@ -55,6 +55,8 @@ def test_the_processor_plays_devices_when_it_is_told_to(monkeypatch):
     monkeypatch.setenv("CPU_NUM_DEVICES", "4")
     assert detection.detect() == Found(4, 90)
     assert detection.detect_tpus() == Absent("PJRT_DEVICE='CPU' names another runtime than TPU")
+    monkeypatch.setenv("PJRT_DEVICE", "CUDA")
+    assert "it knows TPU and CPU" in detection.detect().reason
 
 
 @pytest.mark.parametrize(

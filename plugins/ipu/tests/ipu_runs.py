@@ -64,10 +64,10 @@ class Records(Callback):
         self.state = trainer.strategy.get_optimizer_state_dict(trainer.strategy.optimizers[0])
 
 
-def run_program(command, simulator, is_there=True):
+def run_program(command, simulator):
     """Start a program in the server of all tests: `sys.path` is theirs, and a variable has the simulator."""
     sys.path.remove(simulator)
-    variables = os.environ | ({"PYTHONPATH": simulator} if is_there else {})
+    variables = os.environ | {"PYTHONPATH": simulator}
     try:
         return programs.run([sys.executable, *command], env=variables, timeout=200)
     finally:

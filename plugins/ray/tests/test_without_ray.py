@@ -107,6 +107,11 @@ def test_an_environment_knows_no_port_before_there_is_a_rank():
         _ = environment.main_port
 
 
+def test_nodes_are_on_machines_of_their_own_unless_it_is_said():
+    """Ray's SPREAD may put two of them on one."""
+    assert RayLauncher().placement_strategy == "STRICT_SPREAD"
+
+
 class NoGPUHere(CUDAAccelerator):
     """GPUs that this machine has none of."""
 

@@ -149,7 +149,7 @@ class AcceleratorConformance(Conformance[Accelerator]):
         return answer.count
 
     def absent(self, test: str) -> str | None:
-        """Why the devices that a test touches aren't here."""
+        """The reason why the devices that a test touches aren't here."""
         answer = self._kind.detect() if getattr(getattr(self, test), "on_devices", False) else None
         return None if answer is None or isinstance(answer, Found) else f"{self.alias}: {answer.reason}"
 

@@ -87,7 +87,7 @@ class Conformance(PackagingTests, Generic[T]):
         return None
 
     def absent(self, test: str) -> str | None:
-        """What a test of the suite needs and this machine doesn't have, such as devices; None if nothing is missing."""
+        """The reason why a test can't run on this machine, such as missing devices; None if it can."""
         return None
 
     def why_not(self, item: pytest.Function, declared: Callable[[], Capability | None]) -> str | None:

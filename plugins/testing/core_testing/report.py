@@ -173,7 +173,7 @@ def _why_not(item: Any) -> str | None:
 
 
 def _absent(item: Any) -> str | None:
-    """What is missing for it, as far as that is known: a fixture of the author's may bring a simulated device."""
+    """The reason why it can't run here, as far as that is known: an author's fixture may bring a simulated device."""
     if (skip := item.get_closest_marker("skip")) is not None:
         return str(skip.kwargs.get("reason", "skip"))
     suite: Conformance[Any] = item.cls()

@@ -121,7 +121,7 @@ class StrategySuite(Conformance[Strategy]):
         return self.expected_capabilities
 
     def absent(self, test: str) -> str | None:
-        """Why there aren't enough devices here."""
+        """The reason why there aren't enough devices here."""
         from core import ACCELERATOR_REGISTRY, Found
 
         found = ACCELERATOR_REGISTRY.get(self.accelerator).detect()  # type: ignore[attr-defined]  # a class

@@ -64,13 +64,11 @@ class Tells(Callback):
         if (part := self.told.get("kills")) and trainer.strategy.num_joint_steps:
             os.kill(getattr(trainer.strategy._swarm._hivemind, part).pid, signal.SIGKILL)
         optimizer = trainer.strategy.optimizers[0]
+        floating = [one.flatten() for one in module.state_dict().values() if one.is_floating_point()]
         tell(
             "step",
             number=self.step,
-            weights=torch.cat(
-                [one.detach().flatten() for one in module.state_dict().values() if one.is_floating_point()]
-            ).tolist(),
-            moments=torch.cat([one["exp_avg"].flatten() for one in optimizer.state.values()]).tolist(),
+            weights=torch.cat(floating).tolist(),
             counted={int(one["step"]) for one in optimizer.state.values()}.pop(),
             rate=optimizer.param_groups[0]["lr"],
             joint=trainer.strategy.num_joint_steps,

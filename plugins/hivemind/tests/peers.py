@@ -71,18 +71,9 @@ class Peer:
 
     def finish(self, timeout_s=300):
         """Wait for its end; the last event."""
-        try:
-            self._process.wait(timeout_s * slowness())
-        except subprocess.TimeoutExpired:
-            self.end()
-            raise AssertionError(f"a peer hangs: {self.events}\n{self.errors}") from None
-        self._close()
-        assert self._process.returncode == 0, f"{self._process.returncode}: {self.errors}"
+        code = self.wait_for_code(timeout_s)
+        assert code == 0, f"{code}: {self.errors}"
         return self.events[-1]
-
-    def wait_for_death(self, timeout_s=300):
-        self._process.wait(timeout_s * slowness())
-        self._close()
 
     def wait_for_code(self, timeout_s=300):
         """Wait for its end; the exit code."""

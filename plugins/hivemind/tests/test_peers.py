@@ -63,7 +63,7 @@ def run(tmp_path_factory):
         second = start(seed=1, options={**known, "min_peers": 2})
         begun = await_equal_steps(first, second, count=2, after=0)
         third = start(seed=2, options=known, joint_steps=3)
-        third.wait_for_death()
+        third.wait_for_code()
         killed_at = max(third.steps)
         for peer in (first, second):
             peer.wait_for("step", number=killed_at + 3)
@@ -166,7 +166,7 @@ def test_quick_steps_are_made_together(start):
 def test_a_run_of_min_peers_that_nobody_shares_is_an_error(start, steps, made):
     """The other one is here at the beginning, and makes no step."""
     first = start(steps=steps, options={"min_peers": 2})
-    start(dies=True, options={"min_peers": 2, "initial_peers": first.addresses}).wait_for_death()
+    start(dies=True, options={"min_peers": 2, "initial_peers": first.addresses}).wait_for_code()
     warned = first.finish()["warnings"]
     assert f"min_peers=2, and none of the {made} steps of this peer of run 'test'" in first.error
     assert [text for text in warned if text.startswith("Step 1 of run 'test' has averaged gradients with 1 of 2 peers")]

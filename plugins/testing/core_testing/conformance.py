@@ -114,7 +114,7 @@ class Conformance(PackagingTests, Generic[T]):
         return None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Tell the report of this suite, from which it leaves out what can't apply. pytest calls it."""
+        """Add this suite to the report, which leaves out what can't apply. pytest calls it."""
         report_of(metafunc.config).suites.add(type(self))
 
     @pytest.fixture

@@ -13,9 +13,16 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from core import ConfigurationError
 from core_ddp import DDPStrategy, hook_state
 from core_testing import Backend
+from core_testing.ranks import end_kept_ranks
 
-RANKS = Backend(lambda: "single_device", num_processes=2)
+RANKS = Backend("single_device", num_processes=2, kept_for=__name__)
 STOP_AT = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ranks_end():
+    yield
+    end_kept_ranks()
 
 
 def power_sgd(**options):
@@ -63,15 +70,15 @@ def whole_and_resumed(rank, make, path, num_layers):
     whole, strategy = train(rank.fabric(make()), num_layers, path)
     rest, _ = train(rank.fabric(make()), num_layers, path, STOP_AT)
     again, _ = train(rank.fabric(strategy), num_layers, path)
-    return {"whole": whole, "rest": rest, "again": again}
+    return whole, rest, again
 
 
-def test_a_run_goes_on_with_what_its_hook_kept(tmp_path):
+@pytest.mark.parametrize("make", [power_sgd, post_local_sgd])
+def test_a_run_goes_on_with_what_its_hook_kept(tmp_path, make):
     """Bit for bit; and the same instance begins its next run anew."""
-    for make in (power_sgd, post_local_sgd):
-        for found in RANKS.run(whole_and_resumed, make, tmp_path / make.__name__, 1):
-            assert torch.equal(found["rest"], found["whole"])
-            assert torch.equal(found["again"], found["whole"])
+    for whole, rest, again in RANKS.run(whole_and_resumed, make, tmp_path / "half", 1):
+        assert torch.equal(rest, whole)
+        assert torch.equal(again, whole)
 
 
 def train_after_a_load_of_other_buckets(rank):

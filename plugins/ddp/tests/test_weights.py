@@ -11,9 +11,3 @@ class TestThreeRanks(WeightTests):
     alias = "ddp"
     num_processes = 3
     tolerance = 1e-12
-
-
-class TestFourRanks(WeightTests):
-    alias = "ddp"
-    num_processes = 4
-    tolerance = 1e-12

@@ -197,7 +197,9 @@ class _ForkServer:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Idempotent. Let it end."""
+        """Idempotent. Let it end, also where ranks that were forked since and still run keep a copy of the line."""
+        with contextlib.suppress(OSError):
+            self.line.shutdown(socket.SHUT_RDWR)
         self.line.close()
         self._process.wait()
 

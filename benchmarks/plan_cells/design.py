@@ -1,6 +1,6 @@
 """By hand: the design of 200 cells in which a planner is measured; writes cells.json.
 
-    python plugins/plan/tests/cells/design.py
+    python benchmarks/plan_cells/design.py
 
 A cell is a model, a strategy, a number of ranks and a variant of the run. Each pair of levels of two of these factors
 is in some cell, but for those that core refuses or that mean nothing, which stand below with their reasons. The order

@@ -7,7 +7,7 @@ one core. Every one has repeated blocks of one class, and can be built on meta. 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import transformers
@@ -311,7 +311,7 @@ class TwoLayers(nn.Module):
 class MLP(Chain):
     """Layers in pairs."""
 
-    tensor_parallel_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+    tensor_parallel_plan: ClassVar[dict[str, str]] = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
 
 
 def mlp() -> Learner:
@@ -487,7 +487,7 @@ class TwoLayerHead(nn.Module):
 class RecurrentChain(Chain):
     """Recurrent layers; those of the head may be cut."""
 
-    tensor_parallel_plan = {"last.part0.up": "colwise", "last.part0.down": "rowwise"}
+    tensor_parallel_plan: ClassVar[dict[str, str]] = {"last.part0.up": "colwise", "last.part0.down": "rowwise"}
 
 
 def lstm() -> Learner:
@@ -627,7 +627,7 @@ def gru() -> Learner:
 class EncoderChain(Chain):
     """Layers of torch's own transformer."""
 
-    tensor_parallel_plan = {"blocks.*.linear1": "colwise", "blocks.*.linear2": "rowwise"}
+    tensor_parallel_plan: ClassVar[dict[str, str]] = {"blocks.*.linear1": "colwise", "blocks.*.linear2": "rowwise"}
 
 
 def encoder() -> Learner:
@@ -717,7 +717,7 @@ class MixerBlock(nn.Module):
 class Mixer(Chain):
     """Blocks of which the layers over channels may be cut."""
 
-    tensor_parallel_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+    tensor_parallel_plan: ClassVar[dict[str, str]] = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
 
 
 def mixer() -> Learner:

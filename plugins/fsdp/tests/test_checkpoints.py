@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from core import Callback, CheckpointError, Fabric, WorkerError
+from core import Callback, Fabric
 from core.checkpoint import load_checkpoint
 from core_fsdp import FSDPStrategy, ModelParallelStrategy
 from core_testing import Backend
@@ -21,7 +21,6 @@ WAYS = {
     "single_device": (lambda: "single_device", 1, 1),
     "ddp": (lambda: "ddp_fork", 2, 2),
     "fsdp": (lambda: FSDPStrategy(**units), 2, 2),
-    "grad_op": (lambda: FSDPStrategy(**units, sharding_strategy="SHARD_GRAD_OP"), 2, 2),
     "tensor": (lambda: ModelParallelStrategy(**units, tensor_parallel_size=2), 2, 1),
 }
 
@@ -33,10 +32,14 @@ class SteppedNet(Net):
 
 
 def fit(way, max_steps, ckpt_path=None, storage=None, save_to=None):
-    """Losses and whole weights, on ranks that stay for the next run in this way."""
+    """Losses and whole weights."""
+    return ranks_of(way).run(fit_on, max_steps, ckpt_path, storage, save_to)[0]
+
+
+def ranks_of(way):
+    """They stay for the next run in this way."""
     make, devices, data_parallel_size = WAYS[way]
-    ranks = Backend(make, "cpu", devices, data_parallel_size, timeout_s=120, kept_for=(__name__, way))
-    return ranks.run(fit_on, max_steps, ckpt_path, storage, save_to)[0]
+    return Backend(make, "cpu", devices, data_parallel_size, kept_for=(__name__, way))
 
 
 def fit_on(rank, max_steps, ckpt_path, storage, save_to):
@@ -84,18 +87,14 @@ def saved(tmp_path_factory):
 # A folder that every rank writes its shards into, and one file of whole tensors.
 PAIRS = [("distributed", writer, reader) for writer in WAYS for reader in WAYS]
 PAIRS += [("torch", "fsdp", reader) for reader in WAYS] + [("torch", writer, "fsdp") for writer in ("ddp", "tensor")]
-
-
-def marks_of(storage, writer, reader):
-    """What shares nearly all calls with another pair isn't among the quick tests."""
-    if "grad_op" in (writer, reader):
-        return pytest.mark.exhaustive
-    return pytest.mark.slow if storage == "torch" and reader != "single_device" else ()
+# What shares nearly all calls with another pair isn't among the quick tests.
+QUICK = {("distributed", writer, "fsdp") for writer in WAYS} | {("distributed", "fsdp", reader) for reader in WAYS}
+QUICK |= {("distributed", "tensor", "tensor"), ("torch", "fsdp", "single_device")}
 
 
 @pytest.mark.parametrize(
     ("storage", "writer", "reader"),
-    [pytest.param(*pair, marks=marks_of(*pair)) for pair in PAIRS],
+    [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in PAIRS],
 )
 def test_a_run_goes_on_under_another_strategy(saved, storage, writer, reader):
     path, first_losses = saved(writer, storage)
@@ -128,76 +127,54 @@ def test_a_file_looks_the_same_whoever_wrote_it(tmp_path, writer):
             torch.testing.assert_close(theirs[name][key], value, rtol=1e-8, atol=1e-12)
 
 
-def test_a_checkpoint_that_does_not_fit_says_what_differs(tmp_path):
-    def save_and_load(fabric):
-        model = fabric.setup(torch.nn.Linear(4, 3))
-        fabric.save(tmp_path / "model.ckpt", {"model": model})
-        other = fabric.setup(torch.nn.Linear(4, 5))
-        fabric.load(tmp_path / "model.ckpt", {"model": other})
-
-    with pytest.raises(WorkerError, match=r"'weight', \(3, 4\) saved and \(5, 4\) here") as failure:
-        Fabric(strategy=FSDPStrategy(start_method="fork"), devices=2, accelerator="cpu").launch(save_and_load)
-    assert CheckpointError.__name__ in str(failure.value)
-
-
-def test_safetensors_get_whole_weights(tmp_path):
-    path = tmp_path / "weights.safetensors"
-
-    def save(fabric):
-        torch.manual_seed(0)
-        fabric.save(path, {"model": fabric.setup(torch.nn.Linear(3, 5))})
-
-    Fabric(strategy=FSDPStrategy(start_method="fork"), devices=2, accelerator="cpu", plugins="safetensors").launch(save)
-    torch.manual_seed(0)
-    assert torch.equal(load_checkpoint(path)["model"]["weight"], torch.nn.Linear(3, 5).weight)
+def save_common(rank, path):
+    fabric = rank.fabric()
+    fabric.barrier()
+    shares = fabric.strategy.device_mesh["data_parallel"]
+    fabric.save(path, {name: distribute_tensor(torch.arange(3.0), shares, [Shard(0)]) for name in ("one", "other")})
 
 
 def test_what_a_tensor_group_has_in_common_is_written_once_and_by_turns(tmp_path):
     path = tmp_path / "common.ckpt"
-
-    def save(fabric):
-        shares = fabric.strategy.device_mesh["data_parallel"]
-        fabric.save(path, {name: distribute_tensor(torch.arange(3.0), shares, [Shard(0)]) for name in ("one", "other")})
-
-    strategy = ModelParallelStrategy(start_method="fork", tensor_parallel_size=2)
-    Fabric(strategy=strategy, devices=2, accelerator="cpu").launch(save)
+    ranks_of("tensor").run(save_common, path)
     loaded = load_checkpoint(path)
     assert loaded["one"].tolist() == loaded["other"].tolist() == [0, 1, 2]
     assert len(list(path.glob("*.data"))) == 2
 
 
+def trained(fabric):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(300, 400)
+    model, optimizer = fabric.setup(model, torch.optim.Adam(model.parameters()))
+    fabric.backward(model(torch.ones(2, 300)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer}
+
+
+def moments_of(state):
+    entries = state["optimizer"].optimizer.state.values()
+    return [entry[key] for entry in entries for key in ("exp_avg", "exp_avg_sq")]
+
+
+def load_in_place(rank, halves, whole):
+    """True for each of two checkpoints that has filled what had been set to zero."""
+    fabric = rank.fabric("fsdp")
+    state = trained(fabric)
+    fabric.save(halves, state)
+    moments, found = moments_of(state), []
+    parts = [tensor.detach().to_local() for tensor in (*state["model"].parameters(), *moments)]
+    expected = [part.clone() for part in parts]
+    for path in (halves, whole):
+        torch._foreach_zero_(parts)
+        fabric.load(path, state)
+        found.append(all(map(torch.equal, parts, expected)))
+    assert all(one is other for one, other in zip(moments, moments_of(state), strict=True))
+    return found
+
+
 def test_shards_and_their_moments_are_filled_where_they_are(tmp_path):
     """From what two ranks have saved, and from what one process has."""
-    halves, whole = tmp_path / "halves.ckpt", tmp_path / "whole.ckpt"
-
-    def trained(fabric):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(300, 400)
-        model, optimizer = fabric.setup(model, torch.optim.Adam(model.parameters()))
-        fabric.backward(model(torch.ones(2, 300)).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-        return {"model": model, "optimizer": optimizer}
-
-    def load(fabric):
-        state = trained(fabric)
-        fabric.save(halves, state)
-        parameters = list(state["model"].parameters())
-        moments = [
-            entry[key] for entry in state["optimizer"].optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
-        ]
-        locals_of = [tensor.detach().to_local() for tensor in (*parameters, *moments)]
-        expected = [local.clone() for local in locals_of]
-        for path in (halves, whole):
-            for local in locals_of:
-                local.zero_()
-            fabric.load(path, state)
-            assert all(map(torch.equal, locals_of, expected))
-        after = [
-            entry[key] for entry in state["optimizer"].optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
-        ]
-        assert all(one is other for one, other in zip(moments, after, strict=True))
-
-    alone = Fabric(accelerator="cpu")
+    halves, whole, alone = tmp_path / "halves.ckpt", tmp_path / "whole.ckpt", Fabric(accelerator="cpu")
     alone.save(whole, trained(alone))
-    Fabric(strategy=FSDPStrategy(start_method="fork"), devices=2, accelerator="cpu").launch(load)
+    assert ranks_of("fsdp").run(load_in_place, halves, whole) == [[True, True]] * 2

@@ -2,9 +2,7 @@
 
 import functools
 import random
-import sys
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
@@ -30,64 +28,69 @@ from torch.distributed.tensor.parallel import SequenceParallel, parallelize_modu
 from torch.utils.data import DataLoader, TensorDataset
 
 import core_fsdp
-from core import (
-    Callback,
-    Capability,
-    CombinedLoader,
-    ConfigurationError,
-    Fabric,
-    Module,
-    ModuleError,
-    Trainer,
-    WorkerError,
-)
+from core import CombinedLoader, ConfigurationError, CoreError, Fabric, Module, ModuleError, Trainer, WorkerError
 from core.strategies import STRATEGY_REGISTRY, FSDPStrategy, ModelParallelStrategy
 from core_fsdp.wrapping import choose_modules
-from core_testing import programs
-from support.printed import lines_of
-from support.sharded_training import CASES, QUIET, Block, Net
+from core_testing import Backend
+from core_testing.ranks import QUIET, end_kept_ranks
+from support.sharded_training import CASES, Block, Net, WholeWeights, train, train_on
 from support.small_nets import Net as SmallNet
 
-COMMON = (
-    Capability.COLLECTIVES
-    | Capability.NO_SYNC
-    | Capability.SHARDED_STATE
-    | Capability.MANUAL_OPTIMIZATION
-    | Capability.SEVERAL_MODULES
-    | Capability.SEVERAL_OPTIMIZERS
-    | Capability.CLIP_BY_VALUE
-    | Capability.WEIGHTED_LOSSES
-    | Capability.BIT_EXACT_RESUME
-)
+SOON = timedelta(seconds=30)
+BLOCKS = ["", "blocks.0", "blocks.1"]
+LINE, WORDS = torch.linspace(-1, 1, 8).view(2, 4), torch.arange(4).view(2, 2)
 
 
-def on_two_ranks(function, strategy=None, devices=2, **options):
-    strategy = strategy or FSDPStrategy(start_method="fork")
-    return Fabric(strategy=strategy, devices=devices, accelerator="cpu", **options).launch(function)
+@pytest.fixture(scope="module", autouse=True)
+def _ranks_end():
+    yield
+    end_kept_ranks()
 
 
-def fit(strategy, module, devices=2, **options):
-    generator = torch.Generator().manual_seed(1)
-    samples = torch.randn(16, 4, generator=generator)
-    shares = 1 if isinstance(strategy, ModelParallelStrategy) else devices
+def on_ranks(function, strategy="fsdp", *args, devices=2, is_kept=True, **options):
+    """What it returns on rank 0; ranks stay for the next test where the call pickles."""
+    kept_for = (__name__, devices, *options.items()) if is_kept else None
+    ranks = Backend("fsdp", num_processes=devices, options=options, kept_for=kept_for)
+    return ranks.run(call, function, strategy, args)[0]
+
+
+def call(rank, function, strategy, args):
+    return function(rank.fabric(strategy), *args)
+
+
+def on_one_device(function, *args, **options):
+    return function(Fabric(accelerator="cpu", devices=1, **options), *args)
+
+
+def refusal(fabric, function, *args):
+    with pytest.raises(CoreError) as raised:
+        function(fabric, *args)
+    return str(raised.value)
+
+
+def fit_on(rank, strategy, module, options):
+    shares = 1 if isinstance(strategy, ModelParallelStrategy) else rank.backend.num_processes
+    samples = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
     loader = DataLoader(TensorDataset(samples), batch_size=4 // shares)
-    Trainer(**{**QUIET, "max_epochs": 2, **options}, strategy=strategy, devices=devices).fit(module, loader, loader)
-    return module
+    whole = WholeWeights()
+    rank.trainer(strategy, callbacks=whole, **{"max_epochs": 2, **options}).fit(module, loader, loader)
+    return whole.weights, getattr(module, "seen", None)
+
+
+def fit(strategy, module, devices=2, is_kept=True, **options):
+    """Whole weights, and what the module has noted as `seen`."""
+    kept_for = (__name__, devices) if is_kept else None
+    return Backend("fsdp", num_processes=devices, kept_for=kept_for).run(fit_on, strategy, module, options)[0]
+
+
+def set_up(fabric, make=lambda: nn.Linear(2, 2)):
+    fabric.setup(make())
 
 
 def test_aliases_and_lazy_names_are_the_package_own():
     assert FSDPStrategy is core_fsdp.FSDPStrategy
-    assert ModelParallelStrategy is core_fsdp.ModelParallelStrategy
-    assert not STRATEGY_REGISTRY.create("fsdp").cpu_offload
-    assert STRATEGY_REGISTRY.create("fsdp_cpu_offload").cpu_offload
-    assert isinstance(STRATEGY_REGISTRY.create("model_parallel"), ModelParallelStrategy)
-
-
-@pytest.mark.parametrize(
-    "strategy", [FSDPStrategy(), FSDPStrategy(sharding_strategy="NO_SHARD"), ModelParallelStrategy()]
-)
-def test_declared_capabilities(strategy):
-    assert strategy.capabilities == COMMON
+    assert [STRATEGY_REGISTRY.create(name).cpu_offload for name in ("fsdp", "fsdp_cpu_offload")] == [False, True]
+    assert type(STRATEGY_REGISTRY.create("model_parallel")) is ModelParallelStrategy is core_fsdp.ModelParallelStrategy
 
 
 def test_objects_of_the_old_wrapper_mean_what_they_meant():
@@ -157,10 +160,11 @@ def test_transformer_layers_are_found_where_nobody_names_their_class():
             r"and needs 'transformer_layer_cls' too, and Sequential has no list of layers with attention in which to "
             r"find it\. Bind it: functools\.partial\(transformer_auto_wrap_policy, transformer_layer_cls=\{Transf",
         ),
+        ({nn.Conv2d}, "auto_wrap_policy selects no module of Sequential: it holds Linear"),
         (lambda_auto_wrap_policy, r"lambda_auto_wrap_policy is called with module, recurse, .*needs 'lambda_fn' too\."),
     ],
 )
-def test_a_policy_that_needs_more_than_it_is_called_with(policy, message):
+def test_a_policy_that_selects_nothing_or_needs_more_than_it_is_called_with(policy, message):
     with pytest.raises(ConfigurationError, match=message):
         choose_modules(nn.Sequential(nn.Linear(2, 2)), policy, "auto_wrap_policy")
 
@@ -184,11 +188,16 @@ def test_what_does_not_fit_is_refused_before_a_process_starts(strategy, options,
         Fabric(strategy=strategy, devices=4, accelerator="cpu", **options)
 
 
-def test_model_parallel_refuses_what_needs_a_third_axis():
-    with pytest.raises(ConfigurationError, match="use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'"):
-        ModelParallelStrategy(sharding_strategy="HYBRID_SHARD")
-    with pytest.raises(ConfigurationError, match="tensor_parallel_size=0: expected a positive number"):
-        ModelParallelStrategy(tensor_parallel_size=0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sharding_strategy": "HYBRID_SHARD"}, "use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size=0: expected a positive number"),
+    ],
+)
+def test_model_parallel_refuses_what_needs_a_third_axis(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ModelParallelStrategy(**options)
 
 
 @pytest.mark.parametrize(
@@ -204,86 +213,57 @@ def test_model_parallel_refuses_what_needs_a_third_axis():
     ids=["classes", "ModuleWrapPolicy", "CustomPolicy", "transformer", "size", "predicate"],
 )
 def test_every_form_of_policy_selects_units(policy):
-    def units(fabric):
-        module = Net(CASES["tied"])
-        fabric.setup(module)
-        return [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
+    module = Net(CASES["tied"])
+    assert choose_modules(module, policy, "auto_wrap_policy") == [module.blocks[1], module.blocks[0]]
 
-    assert on_two_ranks(units, FSDPStrategy(start_method="fork", auto_wrap_policy=policy)) == [
-        "",
-        "blocks.0",
-        "blocks.1",
-    ]
+
+class ByModule(FSDPStrategy):
+    def configure_fsdp_auto_wrap_policy(self, module):
+        return {type(module.blocks[0])}
+
+
+def units(fabric, module):
+    fabric.setup(module)
+    return units_of(module)
 
 
 @pytest.mark.parametrize(
-    ("make", "case", "expected"),
+    ("strategy", "expected"),
     [
-        (FSDPStrategy, "tied", ["", "blocks.0", "blocks.1"]),
-        (functools.partial(FSDPStrategy, auto_wrap_policy=None), "tied", [""]),
-        (functools.partial(ModelParallelStrategy, data_parallel_size=2), "tied", [""]),
+        (FSDPStrategy(), BLOCKS),
+        (ByModule(), BLOCKS),
+        # A layer that shares its weight with one outside of it can't be a unit by itself.
+        (FSDPStrategy(auto_wrap_policy={nn.Embedding, Block}), BLOCKS),
+        (FSDPStrategy(auto_wrap_policy=None), [""]),
+        (ModelParallelStrategy(data_parallel_size=2), [""]),
     ],
-    ids=["fsdp", "None", "model_parallel"],
+    ids=["fsdp", "by the module", "tied", "None", "model_parallel"],
 )
-def test_the_repeated_blocks_are_the_units_unless_told_otherwise(make, case, expected):
-    def units(fabric):
-        module = Net(CASES[case])
-        fabric.setup(module)
-        return [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
+def test_the_repeated_blocks_are_the_units_unless_told_otherwise(strategy, expected):
+    assert on_ranks(units, strategy, Net(CASES["tied"])) == expected
 
-    assert on_two_ranks(units, make(start_method="fork")) == expected
+
+class Outside(nn.Sequential):
+    """Uses parameters of its blocks where they don't run."""
+
+    def __init__(self, way):
+        super().__init__(Block(), Block())
+        self.way = way
+
+    def forward(self, x):
+        if self.way == "layers of a block":
+            return self[0].up(x)
+        return super().forward(x).pow(2).mean() + sum(one.pow(2).sum() for one in self.parameters())
+
+
+def step_outside(fabric, way):
+    fabric.backward(fabric.setup(Outside(way))(torch.ones(1, 6)).sum())
 
 
 @pytest.mark.parametrize("way", ["layers of a block", "penalty"])
 def test_parameters_used_outside_of_their_unit(way):
-    class Own(nn.Sequential):
-        def forward(self, x):
-            if way == "layers of a block":
-                return self[0].up(x)
-            return super().forward(x).pow(2).mean() + sum(one.pow(2).sum() for one in self.parameters())
-
-    def step(fabric):
-        fabric.backward(fabric.setup(Own(Block(), Block()))(torch.ones(1, 6)).sum())
-
     with pytest.raises(WorkerError, match=r"(?s)where its unit isn't gathered .*by auto_wrap_policy=None"):
-        on_two_ranks(step)
-
-
-def test_the_policy_can_be_decided_by_the_module():
-    class ByModule(FSDPStrategy):
-        def configure_fsdp_auto_wrap_policy(self, module):
-            return {type(module.blocks[0])}
-
-    def num_units(fabric):
-        module = Net(CASES["plain"])
-        fabric.setup(module)
-        return sum(isinstance(part, FSDPModule) for part in module.modules())
-
-    assert on_two_ranks(num_units, ByModule(start_method="fork")) == 3
-
-
-def test_a_policy_that_selects_nothing_lists_what_is_there():
-    with pytest.raises(WorkerError, match="auto_wrap_policy selects no module of Net: it holds Block, Embedding"):
-        on_two_ranks(
-            lambda fabric: fabric.setup(Net(CASES["plain"])),
-            FSDPStrategy(start_method="fork", auto_wrap_policy={nn.Conv2d}),
-        )
-
-
-def test_tied_units_are_gathered_together():
-    """A layer that shares its weight with one outside of it can't be a unit by itself."""
-
-    def units(fabric):
-        module = Net(CASES["tied"])
-        fabric.setup(module)
-        return [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
-
-    policy = {nn.Embedding, Block}
-    assert on_two_ranks(units, FSDPStrategy(start_method="fork", auto_wrap_policy=policy)) == [
-        "",
-        "blocks.0",
-        "blocks.1",
-    ]
+        on_ranks(step_outside, "fsdp", way, is_kept=False)
 
 
 class Holding(nn.Module):
@@ -311,37 +291,23 @@ UNFIT = {
 }
 
 
+def refusals_to_shard(fabric):
+    return [refusal(fabric, set_up, functools.partial(Holding, **parts)) for parts in UNFIT.values()]
+
+
 def test_what_cannot_be_sharded_is_named():
-    def refusals(fabric):
-        found = []
-        for parts in UNFIT.values():
-            try:
-                fabric.setup(Holding(**parts))
-            except ModuleError as error:
-                found.append(str(error))
-        return found
-
-    found = on_two_ranks(refusals)
-    assert len(found) == len(UNFIT)
-    for message, begin in zip(found, UNFIT, strict=True):
-        assert message.startswith(begin)
+    found = on_ranks(refusals_to_shard)
+    assert [message.startswith(begin) for message, begin in zip(found, UNFIT, strict=True)] == [True] * len(UNFIT)
 
 
-def test_units_of_a_format_each():
-    def train(fabric):
-        torch.manual_seed(0)
-        turn = nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64))
-        module = Holding(turn=turn)
-        module.forward = lambda inputs: module.turn(module.layer(inputs).to(torch.complex64)).abs().square().mean()
-        module, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-        for _ in range(3):
-            fabric.backward(loss := module(torch.linspace(-1, 1, 8).view(2, 4)))
-            optimizer.step()
-            optimizer.zero_grad()
-        return loss.item()
+class Turned(Holding):
+    """With a unit in another format than the rest."""
 
-    sharded = on_two_ranks(train, FSDPStrategy(start_method="fork", auto_wrap_policy={nn.Sequential}))
-    assert sharded == pytest.approx(on_two_ranks(train, "auto", devices=1))
+    def __init__(self):
+        super().__init__(turn=nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64)))
+
+    def forward(self, inputs):
+        return self.turn(self.layer(inputs).to(torch.complex64)).abs()
 
 
 class Planned(nn.Module):
@@ -363,74 +329,94 @@ class Planned(nn.Module):
         return self.head(x)
 
 
-def test_a_plan_of_transformers_names_units_beside_blocks():
-    def train(fabric, is_tied):
-        torch.manual_seed(0)
-        net = Planned(is_tied)
-        module, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
-        for _ in range(3):
-            fabric.backward(loss := module(torch.arange(4).view(2, 2)).square().mean())
-            optimizer.step()
-            optimizer.zero_grad()
-        return loss.item(), [isinstance(one, FSDPModule) for one in (net.embed, net.blocks[0], net.head)]
-
-    for is_tied, is_unit in ((False, [True, True, False]), (True, [False, True, False])):
-        loss, found = on_two_ranks(functools.partial(train, is_tied=is_tied))
-        assert found == is_unit
-        assert loss == pytest.approx(on_two_ranks(functools.partial(train, is_tied=is_tied), "auto", devices=1)[0])
+def train_three_steps(fabric, make, look, inputs=LINE):
+    """The last loss, and what `look` makes of the module then."""
+    torch.manual_seed(0)
+    net = make()
+    module, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for _ in range(3):
+        fabric.backward(loss := module(inputs).float().square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item(), look(net)
 
 
-def test_optimizers_that_do_not_work_element_by_element():
-    def refusals(fabric):
-        found = []
-        for make in (torch.optim.LBFGS, torch.optim.Adafactor):
-            module = nn.Linear(4, 4)
-            try:
-                module, optimizer = fabric.setup(module, make(module.parameters()))
-                fabric.backward(module(torch.ones(2, 4)).sum())
-                optimizer.step()
-            except ConfigurationError as error:
-                found.append(str(error))
-        return found
+def units_of(module):
+    return [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
 
-    lbfgs, adafactor = on_two_ranks(refusals)
-    assert lbfgs.startswith("LBFGS can't step parameters in shards: it makes one vector of all parameters. Use an")
-    assert adafactor.startswith("Adafactor can't step parameters in shards: it looks at whole rows and columns. Use an")
-    assert "such as AdamW or SGD, or a strategy that keeps parameters whole, such as ddp." in adafactor
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "policy", "expected"),
+    [
+        (Turned, LINE, {nn.Sequential}, ["", "turn"]),
+        (functools.partial(Planned, False), WORDS, "units", ["", "embed", "blocks.0", "blocks.1"]),
+        (functools.partial(Planned, True), WORDS, "units", BLOCKS),
+    ],
+    ids=["formats", "plan of transformers", "tied plan"],
+)
+def test_units_of_a_format_each_and_beside_blocks(make, inputs, policy, expected):
+    strategy = FSDPStrategy(auto_wrap_policy=policy)
+    loss, found = on_ranks(train_three_steps, strategy, make, units_of, inputs)
+    assert found == expected
+    assert loss == pytest.approx(on_one_device(train_three_steps, make, units_of, inputs)[0])
+
+
+def step_once(fabric, kind):
+    module = nn.Linear(4, 4)
+    module, optimizer = fabric.setup(module, kind(module.parameters()))
+    fabric.backward(module(torch.ones(2, 4)).sum())
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (torch.optim.LBFGS, "LBFGS can't step parameters in shards: it makes one vector of all parameters. Use an"),
+        (torch.optim.Adafactor, "Adafactor can't step parameters in shards: it looks at whole rows and columns. Use"),
+    ],
+)
+def test_optimizers_that_do_not_work_element_by_element(kind, message):
+    found = on_ranks(refusal, "fsdp", step_once, kind)
+    assert found.startswith(message)
+    assert "such as AdamW or SGD, or a strategy that keeps parameters whole, such as ddp." in found
+
+
+class Keeping(torch.optim.SGD):
+    """Keeps its list of parameters."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.kept = self.param_groups[0]["params"]
+
+
+def holds_shards(fabric):
+    module = nn.Linear(4, 4)
+    _, optimizer = fabric.setup(module, Keeping(module.parameters(), lr=0.1))
+    return [isinstance(each, DTensor) for each in optimizer.optimizer.kept]
 
 
 def test_an_optimizer_that_keeps_its_list_of_parameters():
-    class Keeping(torch.optim.SGD):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            self.kept = self.param_groups[0]["params"]
+    assert on_ranks(holds_shards) == [True, True]
 
-    def holds_shards(fabric):
-        module = nn.Linear(4, 4)
-        _, optimizer = fabric.setup(module, Keeping(module.parameters(), lr=0.1))
-        return [isinstance(each, DTensor) for each in optimizer.optimizer.kept]
 
-    assert on_two_ranks(holds_shards) == [True, True]
+def go_on_with_an_optimizer(fabric):
+    torch.manual_seed(0)
+    module, inputs = nn.Linear(4, 3).double(), torch.ones(2, 4, dtype=torch.float64)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    module(inputs).pow(2).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model, stepped = fabric.setup(module, optimizer)
+    fabric.backward(model(inputs).pow(2).sum())
+    stepped.step()
+    held = optimizer.param_groups[0]["params"]
+    assert all(mine is own for mine, own in zip(held, module.parameters(), strict=True))
+    return fabric.strategy.get_module_state_dict(module, layout="full").get("weight")
 
 
 def test_an_optimizer_made_before_goes_on_with_its_state():
-    def train(fabric):
-        torch.manual_seed(0)
-        module = nn.Linear(4, 3).double()
-        optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
-        module(torch.ones(2, 4, dtype=torch.float64)).pow(2).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        model, stepped = fabric.setup(module, optimizer)
-        fabric.backward(model(torch.ones(2, 4, dtype=torch.float64)).pow(2).sum())
-        stepped.step()
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        assert all(mine is own for mine, own in zip(held, module.parameters(), strict=True))
-        weight = fabric.strategy.get_module_state_dict(module, layout="full").get("weight")
-        return weight
-
-    expected = Fabric(strategy="single_device", devices=1, accelerator="cpu").launch(train)
-    torch.testing.assert_close(on_two_ranks(train), expected, rtol=1e-12, atol=1e-12)
+    expected = on_one_device(go_on_with_an_optimizer)
+    torch.testing.assert_close(on_ranks(go_on_with_an_optimizer), expected, rtol=1e-12, atol=1e-12)
 
 
 class Chooser(nn.Linear):
@@ -441,120 +427,111 @@ class Chooser(nn.Linear):
         raise RuntimeError("of the user's own")
 
 
+def choose(fabric):
+    torch.manual_seed(3)
+    net = Chooser(4, 6)
+    whole = net.weight.detach().clone(), net.bias.detach().clone()
+    model = fabric.setup(net)
+    inputs = torch.randn(5, 4)
+    with torch.no_grad(), pytest.raises(ModuleError) as raised:
+        model.choose(inputs)
+    with pytest.raises(RuntimeError, match="of the user's own"):
+        model.count()
+    model.mark_forward_method(model.choose)
+    with torch.no_grad():
+        assert torch.equal(model.choose(inputs), nn.functional.linear(inputs, *whole).argmax(-1))
+    return str(raised.value)
+
+
 def test_a_method_that_runs_layers_says_that_it_has_to_be_marked():
-    def choose(fabric):
-        torch.manual_seed(3)
-        net = Chooser(4, 6)
-        whole = net.weight.detach().clone(), net.bias.detach().clone()
-        model = fabric.setup(net)
-        inputs = torch.randn(5, 4)
-        with torch.no_grad(), pytest.raises(ModuleError) as raised:
-            model.choose(inputs)
-        assert str(raised.value) == (
-            "FSDPChooser.choose() runs layers whose parameters FSDPStrategy keeps in parts, and gathers for `forward` "
-            "alone. Call model.mark_forward_method('choose') once after setup; it is then called on all ranks."
-        )
-        with pytest.raises(RuntimeError, match="of the user's own"):
-            model.count()
-        model.mark_forward_method(model.choose)
-        with torch.no_grad():
-            assert torch.equal(model.choose(inputs), nn.functional.linear(inputs, *whole).argmax(-1))
-
-    on_two_ranks(choose)
+    assert on_ranks(choose) == (
+        "FSDPChooser.choose() runs layers whose parameters FSDPStrategy keeps in parts, and gathers for `forward` "
+        "alone. Call model.mark_forward_method('choose') once after setup; it is then called on all ranks."
+    )
 
 
-def test_an_average_of_shards_is_a_module_of_its_own(tmp_path):
-    def average(fabric):
-        module = nn.Linear(4, 3)
-        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-        mean = fabric.setup_module(nn.Linear(4, 3).requires_grad_(False))
-        mean.load_state_dict(model.state_dict())
-        before = model.weight.full_tensor().clone()
-        fabric.backward(model(torch.ones(2, 4)).sum())
-        optimizer.step()
-        with torch.no_grad():
-            for ours, theirs in zip(mean.parameters(), model.parameters(), strict=True):
-                ours.lerp_(theirs, 0.5)
-        torch.testing.assert_close(mean.weight.full_tensor(), (before + model.weight.full_tensor()) / 2)
+def step_a_stranger(fabric):
+    module, other = nn.Linear(2, 2), nn.Linear(3, 3)
+    fabric.setup(module, torch.optim.SGD([*module.parameters(), other.bias]))
 
-    on_two_ranks(average)
+
+def set_up_again_with_more(fabric):
+    net = nn.Sequential(nn.Linear(2, 2))
+    fabric.setup(net, torch.optim.SGD(net.parameters()))
+    fabric.setup(net, torch.optim.SGD(net.parameters()))
+    net.append(nn.Linear(2, 2))
+    fabric.setup(net, torch.optim.SGD(net.parameters()))
+
+
+def build_differently(fabric):
+    # As many elements, so that gloo would mix rows with columns without a word.
+    fabric.setup(nn.Linear(*((4, 6) if fabric.global_rank else (6, 4)), bias=False))
+
+
+def build_on_meta_on_one_rank(fabric):
+    with torch.device("meta" if fabric.global_rank == 0 else "cpu"):
+        module = nn.Linear(2, 2)
+    fabric.setup(module)
+
+
+CHECKPOINTED = {"activation_checkpointing": True}
 
 
 @pytest.mark.filterwarnings("ignore:SGD has 1 parameter")  # as under every strategy
-def test_a_parameter_of_no_module_is_an_error():
-    def set_up(fabric):
-        module, other = nn.Linear(2, 2), nn.Linear(3, 3)
-        fabric.setup(module, torch.optim.SGD([*module.parameters(), other.bias]))
+@pytest.mark.parametrize(
+    ("strategy", "function", "message"),
+    [
+        ("fsdp", step_a_stranger, "a parameter of shape (3,) that belongs to no module that was set up"),
+        ("fsdp", set_up_again_with_more, "'1.weight' of Sequential isn't sharded, and other parameters are: each"),
+        ("fsdp", build_differently, "'weight': (4, 6) float32 on rank 0; (6, 4) float32 on rank 1"),
+        ("fsdp", build_on_meta_on_one_rank, "built on the meta device on rank 0 and with values on others"),
+        (
+            FSDPStrategy(**CHECKPOINTED, auto_wrap_policy=None),
+            set_up,
+            "means the units of auto_wrap_policy, which is None",
+        ),
+        (
+            FSDPStrategy(**CHECKPOINTED),
+            set_up,
+            "activation_checkpointing=True means the repeated blocks of the model, and Linear has no ModuleList",
+        ),
+    ],
+)
+def test_what_can_not_be_set_up_is_named(strategy, function, message):
+    assert message in on_ranks(refusal, strategy, function)
 
-    with pytest.raises(WorkerError, match=r"a parameter of shape \(3,\) that belongs to no module that was set up"):
-        on_two_ranks(set_up)
 
-
-def test_a_layer_that_was_put_into_a_sharded_module_is_an_error_at_the_next_set_up():
-    def set_up_twice(fabric):
-        net = nn.Sequential(nn.Linear(2, 2))
-        fabric.setup(net, torch.optim.SGD(net.parameters()))
-        fabric.setup(net, torch.optim.SGD(net.parameters()))
-        net.append(nn.Linear(2, 2))
-        fabric.setup(net, torch.optim.SGD(net.parameters()))
-
-    with pytest.raises(WorkerError, match=r"'1\.weight' of Sequential isn't sharded, and other parameters are: each"):
-        on_two_ranks(set_up_twice)
+def num_reductions(fabric):
+    module = Net(CASES["plain"])
+    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    counts = []
+    for ends_window in (False, False, True):
+        with torch.profiler.profile() as profile, fabric.no_backward_sync(model, enabled=not ends_window):
+            fabric.backward(model(torch.arange(8)).mean())
+        events = [event.name for event in profile.events()]
+        counts.append(sum(name.startswith("c10d::") and "reduce_scatter" in name for name in events))
+    optimizer.step()
+    return counts
 
 
 def test_accumulation_reduces_once():
-    def count(fabric):
-        module = Net(CASES["plain"])
-        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-        counts = []
-        for ends_window in (False, False, True):
-            with torch.profiler.profile() as profile, fabric.no_backward_sync(model, enabled=not ends_window):
-                fabric.backward(model(torch.arange(8)).mean())
-            events = [event.name for event in profile.events()]
-            counts.append(sum(name.startswith("c10d::") and "reduce_scatter" in name for name in events))
-        optimizer.step()
-        return counts
-
-    assert on_two_ranks(count, FSDPStrategy(start_method="fork", auto_wrap_policy={Block})) == [0, 0, 3]
+    assert on_ranks(num_reductions, FSDPStrategy(auto_wrap_policy={Block})) == [0, 0, 3]
 
 
-class Gan(Module):
-    """Two networks, two optimizers, two backwards in one step, each of which uses a part of the parameters."""
-
+class WithOwnParameter(SmallNet):
     automatic_optimization = False
 
-    def __init__(self, own=False):
+    def __init__(self):
         super().__init__()
-        torch.manual_seed(5)
-        self.generator, self.discriminator = nn.Linear(4, 4).double(), nn.Linear(4, 1).double()
-        if own:
-            self.factor = nn.Parameter(torch.ones(1))
-
-    def training_step(self, batch, batch_idx):
-        generate, discriminate = self.optimizers()
-        real = batch[0].double()
-        fake = self.generator(real)
-        loss = self.discriminator(fake.detach()).mean() - self.discriminator(real).mean()
-        discriminate.zero_grad()
-        self.manual_backward(loss)
-        discriminate.step()
-        generate.zero_grad()
-        self.manual_backward(-self.discriminator(self.generator(real)).pow(2).mean())
-        generate.step()
+        self.factor = nn.Parameter(torch.ones(1))
 
     def validation_step(self, batch, batch_idx):
-        self.log("score", self.discriminator(batch[0].double()).mean())
-
-    def configure_optimizers(self):
-        return [torch.optim.AdamW(part.parameters(), lr=0.1) for part in (self.generator, self.discriminator)]
+        """Nothing."""
 
 
-@pytest.mark.parametrize("sharding", ["FULL_SHARD", pytest.param("SHARD_GRAD_OP", marks=pytest.mark.slow)])
-def test_manual_optimization_with_two_backwards_equals_one_device(sharding):
-    sharded = fit(FSDPStrategy(start_method="fork", sharding_strategy=sharding), Gan())
-    single = fit("single_device", Gan(), devices=1)
-    for name, expected in single.state_dict().items():
-        torch.testing.assert_close(sharded.state_dict()[name], expected, rtol=1e-10, atol=1e-12, msg=name)
+def test_manual_optimization_needs_parameters_in_submodules():
+    with pytest.raises(WorkerError, match="holds the parameter 'factor' itself"):
+        fit("fsdp", WithOwnParameter(), is_kept=False)
 
 
 class SkippedByRankOne(Net):
@@ -571,9 +548,9 @@ class SkippedByRankOne(Net):
 
 def test_a_step_without_a_loss_on_one_rank_alone_is_named_at_any_batch_of_a_window():
     message = r"^Rank 1 failed with .*training_step returned None for batch 0 of epoch 0 on rank 1, and not on rank 0: "
-    strategy = FSDPStrategy(start_method="fork", timeout=timedelta(seconds=30))
+    options = {"accumulate_grad_batches": 2, "precision": "64-true"}
     with pytest.raises(WorkerError, match=message):
-        fit(strategy, SkippedByRankOne(CASES["plain"]), accumulate_grad_batches=2, precision="64-true")
+        fit(FSDPStrategy(timeout=SOON), SkippedByRankOne(CASES["plain"]), is_kept=False, **options)
 
 
 class LeavesOutOnRankOne(SkippedByRankOne):
@@ -589,26 +566,19 @@ class LeavesOutOnRankOne(SkippedByRankOne):
         return (outputs if leaves_out else self.blocks[1](outputs)).sum()
 
 
-@pytest.mark.parametrize(
-    "units",
-    [
-        pytest.param(None, id="one unit", marks=pytest.mark.slow),
-        pytest.param({Block}, id="blocks", marks=pytest.mark.slow),
-        pytest.param({nn.Linear}, id="layers", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("units", [None, {Block}, {nn.Linear}], ids=["one unit", "blocks", "layers"])
 def test_parameters_that_one_rank_alone_leaves_out_are_named(units):
-    options = {"auto_wrap_policy": units, "start_method": "fork", "timeout": timedelta(seconds=60)}
+    strategy = FSDPStrategy(auto_wrap_policy=units, timeout=SOON)
     message = (
         r"^Rank 1 failed with .*ModuleError: The loss does not depend on .*'blocks.1.\w+.weight', .* on rank 1, and on "
         r"rank 0 it does, or leaves out others: FSDPStrategy exchanges .* by `loss \+ 0 \* layer\(inputs\).sum\(\)` for"
     )
     with pytest.raises(WorkerError, match=message):
-        fit(FSDPStrategy(**options), LeavesOutOnRankOne(is_alone=True), precision="64-true")
-    sharded = fit(FSDPStrategy(**options), LeavesOutOnRankOne(is_alone=False), precision="64-true")
-    single = fit("single_device", LeavesOutOnRankOne(is_alone=False), devices=1, precision="64-true")
-    for name, expected in single.state_dict().items():
-        torch.testing.assert_close(sharded.state_dict()[name], expected, msg=name)
+        fit(strategy, LeavesOutOnRankOne(is_alone=True), is_kept=False, precision="64-true")
+    sharded, _ = fit(strategy, LeavesOutOnRankOne(is_alone=False), precision="64-true")
+    single, _ = fit("single_device", LeavesOutOnRankOne(is_alone=False), devices=1, precision="64-true")
+    torch.testing.assert_close(sharded, single)
 
 
 class Pair(nn.Module):
@@ -623,43 +593,48 @@ class Pair(nn.Module):
         return outputs if leaves_out and leaves_out[0] else self.second(outputs)
 
 
-def test_a_rank_may_leave_out_parameters_where_gradients_are_not_exchanged():
+def leave_out_in_a_window(fabric):
     """Those of a whole unit that doesn't run, and some of one that does, in the first batch of a window."""
-
-    def train(fabric):
-        module = Pair(lambda: Pair(lambda: nn.Linear(2, 2)))
-        model = fabric.setup(module)
-        with fabric.no_backward_sync(model):
-            leaves_out = fabric.global_rank == 1
-            fabric.backward(model(torch.ones(1, 2), leaves_out, leaves_out).sum())
-        fabric.backward(model(torch.ones(1, 2)).sum())
-        return [one.grad is not None for one in module.parameters()]
-
-    strategy = FSDPStrategy(
-        start_method="fork", auto_wrap_policy={Pair}, sharding_strategy="HYBRID_SHARD", device_mesh=(2, 1)
-    )
-    assert on_two_ranks(train, strategy) == [True] * 8
+    module = Pair(lambda: Pair(lambda: nn.Linear(2, 2)))
+    model = fabric.setup(module)
+    with fabric.no_backward_sync(model):
+        leaves_out = fabric.global_rank == 1
+        fabric.backward(model(torch.ones(1, 2), leaves_out, leaves_out).sum())
+    fabric.backward(model(torch.ones(1, 2)).sum())
+    return [one.grad is not None for one in module.parameters()]
 
 
-def test_manual_optimization_needs_parameters_in_submodules():
-    with pytest.raises(WorkerError, match="holds the parameter 'factor' itself"):
-        fit(FSDPStrategy(start_method="fork"), Gan(own=True))
+def test_a_rank_may_leave_out_parameters_where_gradients_are_not_exchanged():
+    strategy = FSDPStrategy(auto_wrap_policy={Pair}, sharding_strategy="HYBRID_SHARD", device_mesh=(2, 1))
+    assert on_ranks(leave_out_in_a_window, strategy) == [True] * 8
 
 
 class Regression(Module):
-    """Validates before it trains, and within."""
+    """Validates before it trains and within, and keeps a metric by hand: made in one hook, updated in the step."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(2)
         self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        self.seen = []
 
     def training_step(self, batch, batch_idx):
         return (self.net(batch[0]) - batch[0].sum(1, keepdim=True)).pow(2).mean()
 
+    def on_validation_epoch_start(self):
+        self.total = torch.zeros(())
+
     def validation_step(self, batch, batch_idx):
-        assert all(isinstance(part, FSDPModule) for part in (self,))
-        self.log("val_loss", (self.net(batch[0]) - batch[0].sum(1, keepdim=True)).pow(2).mean())
+        assert isinstance(self, FSDPModule)
+        self.total += len(batch[0])
+        self.log("loss", self.training_step(batch, batch_idx))
+
+    def on_validation_epoch_end(self):
+        self.log("total", self.total, reduce_fx="sum")
+
+    def on_validation_end(self):
+        metrics = self.trainer.callback_metrics
+        self.seen.append((metrics["total"].item(), metrics["loss"].item()))
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.05)
@@ -670,45 +645,18 @@ class Regression(Module):
     [
         ("32-true", "FULL_SHARD"),
         ("bf16-mixed", "SHARD_GRAD_OP"),
-        pytest.param("32-true", "SHARD_GRAD_OP", marks=pytest.mark.slow),
-        pytest.param("bf16-mixed", "FULL_SHARD", marks=pytest.mark.slow),
         pytest.param("bf16-true", "FULL_SHARD", marks=pytest.mark.slow),
-        pytest.param("bf16-true", "SHARD_GRAD_OP", marks=pytest.mark.slow),
     ],
 )
 def test_validation_in_between_sees_the_newest_weights(precision, sharding):
-    strategy = FSDPStrategy(start_method="fork", sharding_strategy=sharding, auto_wrap_policy={nn.Linear})
-    losses = []
-
-    class Recorder(Callback):
-        def on_validation_end(self, trainer, module):
-            losses.append(trainer.callback_metrics["val_loss"].item())
-
-        def state_dict(self):
-            return {"losses": losses}
-
-        def load_state_dict(self, state):
-            losses[:] = state["losses"]
-
-    options = {"precision": precision, "callbacks": Recorder(), "max_epochs": 4, "val_check_interval": 2}
-    module = fit(strategy, Regression(), **options)
+    strategy = FSDPStrategy(sharding_strategy=sharding, auto_wrap_policy={nn.Linear})
+    weights, seen = fit(strategy, Regression(), precision=precision, max_epochs=4, val_check_interval=2)
+    totals, losses = zip(*seen, strict=True)
+    assert set(totals) == {16}
     assert len(set(losses)) == len(losses) > 4
     assert losses[-1] < losses[0]
-    weight = module.net[0].weight
+    weight = weights["net.0.weight"]
     assert torch.equal(weight, weight.bfloat16().float()) == (precision == "bf16-true")
-
-
-class Metered(Regression):
-    """Keeps a metric by hand: made in one hook, updated in the step, read in another hook."""
-
-    def on_validation_epoch_start(self):
-        self.total = torch.zeros(())
-
-    def validation_step(self, batch):
-        self.total += len(batch[0])
-
-    def on_validation_epoch_end(self):
-        self.log("total", self.total, reduce_fx="sum")
 
 
 class Batches:
@@ -735,52 +683,17 @@ class Evaluated(SmallNet):
         self.log("mean", batch.mean())
 
 
+def evaluate(rank, given):
+    trainer = rank.trainer("fsdp", use_distributed_sampler=False, limit_val_batches=4)
+    return [tuple(found.values()) for found in trainer.validate(Evaluated(), given)]
+
+
 def test_an_evaluation_goes_on_until_no_rank_has_a_batch():
-    strategy, options = FSDPStrategy(start_method="fork"), {**QUIET, "accelerator": "cpu", "devices": 2}
-    trainer = Trainer(strategy=strategy, use_distributed_sampler=False, limit_val_batches=4, **options)
-    apart = [Batches(2, 6), Batches(0, 3), KnownBatches(3, 1)]
+    ranks = Backend("fsdp", num_processes=2, kept_for=(__name__, 2))
+    apart = ranks.run(evaluate, [Batches(2, 6), Batches(0, 3), KnownBatches(3, 1)])[0]
+    assert apart == [(6, pytest.approx(47 / 6)), (3, 11), (4, pytest.approx(13 / 4))]
     together = CombinedLoader([Batches(1, 3), Batches(4, 4)], "min_size")
-    found = [trainer.validate(Evaluated(), given) for given in (apart, together)]
-    values = [list(each.values()) for results in found for each in results]
-    assert values == [[6, pytest.approx(47 / 6)], [3, 11], [4, pytest.approx(13 / 4)], [4, pytest.approx(33 / 4)]]
-
-
-def test_what_hooks_of_evaluation_make_can_be_changed_in_its_steps():
-    totals = []
-
-    class Recorder(Callback):
-        def on_validation_end(self, trainer, module):
-            totals.append(trainer.callback_metrics["total"].item())
-
-        def state_dict(self):
-            return {"totals": totals}
-
-        def load_state_dict(self, state):
-            totals[:] = state["totals"]
-
-    fit(FSDPStrategy(start_method="fork"), Metered(), callbacks=Recorder())
-    assert totals[-2:] == [16, 16]
-
-
-def test_bf16_mixed_gathers_bf16_and_keeps_float32():
-    def look(fabric):
-        module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-        seen = []
-        module[0].register_forward_hook(lambda part, inputs, output: seen.extend([part.weight.dtype, output.dtype]))
-        module[1].register_forward_hook(lambda part, inputs, output: seen.append(part.weight.dtype))
-        model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters()))
-        fabric.backward(model(torch.randn(8, 4)).float().pow(2).mean())
-        optimizer.step()
-        return (
-            seen,
-            module[0].weight.dtype,
-            module[0].weight.grad.dtype,
-            optimizer.state[module[0].weight]["exp_avg"].dtype,
-        )
-
-    seen, kept, gradient, moment = on_two_ranks(look, precision="bf16-mixed")
-    assert seen == [torch.bfloat16, torch.bfloat16, torch.float32]
-    assert kept == gradient == moment == torch.float32
+    assert ranks.run(evaluate, together)[0] == [(4, pytest.approx(33 / 4))]
 
 
 class Sinking(nn.Module):
@@ -802,123 +715,108 @@ class Sinking(nn.Module):
         return x * weights.to(x.dtype)
 
 
+class TwoSinking(nn.Sequential):
+    def __init__(self):
+        super().__init__(Sinking(), Sinking())
+
+
+def formats_of(net):
+    return net[1].seen[:3], [net[1].sinks.dtype, net[1].router.weight.dtype, net[1].layer.weight.dtype]
+
+
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", None])
 def test_what_a_module_keeps_in_float32_is_gathered_so(precision):
     half = torch.bfloat16
-
-    def look(fabric):
-        torch.manual_seed(0)
-        net = nn.Sequential(Sinking(), Sinking())
-        model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.5))
-        losses = []
-        for _ in range(3):
-            fabric.backward(loss := model(torch.linspace(-1, 1, 8).view(2, 4)).float().square().mean())
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return net[1].seen[:3], [net[1].sinks.dtype, net[1].router.weight.dtype, net[1].layer.weight.dtype], losses
-
     policy = None if precision else MixedPrecision(param_dtype=half, reduce_dtype=torch.float32, buffer_dtype=half)
-    strategy = FSDPStrategy(start_method="fork", mixed_precision=policy)
-    seen, held, losses = on_two_ranks(look, strategy, precision=precision or "32-true")
+    strategy, run = FSDPStrategy(mixed_precision=policy), (TwoSinking, formats_of)
+    loss, (seen, held) = on_ranks(train_three_steps, strategy, *run, precision=precision or "32-true")
     assert seen == [half, torch.float32, torch.float32]
     assert held == [torch.float32, torch.float32, half if precision == "bf16-true" else torch.float32]
-    expected = on_two_ranks(look, "auto", devices=1, precision=precision or "bf16-mixed")[2]
-    assert losses == pytest.approx(expected, rel=2e-2)
+    expected, _ = on_one_device(train_three_steps, *run, precision=precision or "bf16-mixed")
+    assert loss == pytest.approx(expected, rel=2e-2)
 
 
-class FullPrecisionInputs(Module):
+class FullPrecisionInputs(nn.Module):
     """Gives float32 to layers with weights that autocast leaves alone, on a CPU at least."""
 
-    def __init__(self, automatic=True):
+    def __init__(self):
         super().__init__()
-        self.automatic_optimization = automatic
-        torch.manual_seed(1)
-        self.parts = nn.ModuleList(
-            [
-                nn.LayerNorm(4),
-                nn.RMSNorm(4),
-                nn.GroupNorm(2, 4),
-                nn.InstanceNorm1d(4, affine=True),
-                nn.Bilinear(4, 4, 4),
-            ]
-        )
+        instance = nn.InstanceNorm1d(4, affine=True)
+        self.parts = nn.ModuleList([nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4), instance, nn.Bilinear(4, 4, 4)])
         self.encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
         self.last = nn.Linear(4, 1)
 
-    def training_step(self, batch, batch_idx):
-        x = batch[0]
+    def forward(self, x):
         layer, rms, group, instance, bilinear = self.parts
         y = layer(x) + rms(x) + group(x) + instance(torch.stack([x, x**2, x.sin()], 2)).relu_()[:, :, 0]
         y = y + 0.1 * bilinear(x, x)
         assert y.dtype == torch.float32
-        loss = self.last(self.encoder(y.unsqueeze(1))[:, 0]).float().square().mean()
-        if self.automatic_optimization:
-            return loss
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-        return None
+        return self.last(self.encoder(y.unsqueeze(1))[:, 0])
 
-    def validation_step(self, batch, batch_idx):
-        self.encoder(batch[0].unsqueeze(1))
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+def encoded(net):
+    """Without gradients torch takes another path."""
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        return net.eval()(LINE).float()
+
+
+@pytest.mark.parametrize("policy", [{nn.LayerNorm, nn.TransformerEncoderLayer}, None], ids=["units", "one unit"])
+def test_layers_that_compute_in_the_format_of_their_inputs_equal_one_device(policy):
+    run = train_three_steps, FullPrecisionInputs, encoded
+    expected = on_one_device(*run, precision="bf16-mixed")
+    found = on_ranks(run[0], FSDPStrategy(auto_wrap_policy=policy), *run[1:], precision="bf16-mixed")
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)
+
+
+@functools.cache
+def clipped():
+    return train(CASES["clipped"])
 
 
 @pytest.mark.parametrize(
-    "policy",
+    ("strategy", "options"),
     [
-        pytest.param(None, id="one_unit", marks=pytest.mark.slow),
-        pytest.param({nn.LayerNorm, nn.TransformerEncoderLayer}, id="units"),
+        (FSDPStrategy(activation_checkpointing=True, auto_wrap_policy={Block}), {}),
+        (FSDPStrategy(activation_checkpointing_policy={Block}), {}),
+        ("fsdp", {"activation_checkpointing": "units", "activation_offload": True}),
+        (FSDPStrategy(forward_prefetch=True, auto_wrap_policy={Block}), {}),
+        (FSDPStrategy(cpu_offload=True, auto_wrap_policy={Block}), {}),
     ],
+    ids=["checkpointing", "policy", "arguments", "prefetch", "offload"],
 )
-@pytest.mark.parametrize(
-    "automatic", [pytest.param(True, id="automatic"), pytest.param(False, id="manual", marks=pytest.mark.slow)]
-)
-def test_layers_that_compute_in_the_format_of_their_inputs_equal_one_device(policy, automatic):
-    expected = fit("single_device", FullPrecisionInputs(automatic), 1, precision="bf16-mixed").state_dict()
-    strategy = FSDPStrategy(start_method="fork", auto_wrap_policy=policy)
-    found = fit(strategy, FullPrecisionInputs(automatic), precision="bf16-mixed").state_dict()
-    begun = FullPrecisionInputs().state_dict()
-    for name, value in expected.items():
-        assert not torch.equal(value, begun[name]) or "bias" in name, name
-        torch.testing.assert_close(found[name], value, rtol=0, atol=5e-3, msg=name)
-
-
-@pytest.mark.parametrize(
-    ("options", "arguments"),
-    [
-        ({"activation_checkpointing": True, "auto_wrap_policy": {Block}}, {}),
-        pytest.param({"activation_checkpointing": {Block}}, {}, marks=pytest.mark.slow),
-        pytest.param({"activation_checkpointing_policy": {Block}}, {}, marks=pytest.mark.slow),
-        ({}, {"activation_checkpointing": "units", "activation_offload": True}),
-        ({"forward_prefetch": True, "auto_wrap_policy": {Block}}, {}),
-        ({"cpu_offload": True, "auto_wrap_policy": {Block}}, {}),
-    ],
-    ids=["checkpointing", "classes", "policy", "arguments", "prefetch", "offload"],
-)
-def test_options_that_save_memory_or_time_change_no_number(options, arguments):
-    from support.sharded_training import train
-
-    strategy = FSDPStrategy(start_method="fork", **options)
-    losses, weights = train(CASES["clipped"], strategy, 2, max_steps=4, **arguments)
-    expected, expected_weights = train(CASES["clipped"], max_steps=4)
+def test_options_that_save_memory_or_time_change_no_number(strategy, options):
+    ranks = Backend(lambda: strategy, num_processes=2, options=options)
+    losses, weights = ranks.run(train_on, "clipped", 2)[0]
+    expected, expected_weights = clipped()
     assert losses == pytest.approx(expected, rel=1e-9)
-    for name, value in expected_weights.items():
-        torch.testing.assert_close(weights[name], value, rtol=1e-9, atol=1e-11, msg=name)
+    torch.testing.assert_close(weights, dict(expected_weights), rtol=1e-9, atol=1e-11)
+
+
+def num_calls(fabric):
+    module, calls = nn.Sequential(Block(), Block()), []
+    module[0].up.register_forward_hook(lambda *unused: calls.append(1))
+    fabric.backward(fabric.setup(module)(torch.ones(1, 6)).sum())
+    return len(calls)
 
 
 def test_checkpointed_layers_are_computed_again_in_the_backward():
-    def count(fabric):
-        module, calls = nn.Sequential(Block(), Block()), []
-        module[0].up.register_forward_hook(lambda *unused: calls.append(1))
-        fabric.backward(fabric.setup(module)(torch.ones(1, 6)).sum())
-        return len(calls)
+    assert on_ranks(num_calls, FSDPStrategy(activation_checkpointing={Block})) == 2
 
-    assert on_two_ranks(count, FSDPStrategy(start_method="fork", activation_checkpointing={Block})) == 2
+
+def train_compiled(fabric, layer, counter=None):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 6), nn.Sequential(*(layer() for _ in range(4))))
+    names = list(module.state_dict())
+    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    assert isinstance(module[1][0], FSDPModule) == (counter is not None)
+    for _ in range(2):
+        fabric.backward(model(torch.ones(2, 6)).pow(2).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    state = fabric.strategy.get_module_state_dict(module, layout="full")
+    assert list(state) == names or not fabric.is_global_zero
+    return counter and counter.frame_count, {key: state[key] for key, _ in module.named_parameters() if key in state}
 
 
 # torch looks for a gradient where there is none, and hides the warning, which pytest makes an error before.
@@ -929,29 +827,12 @@ def test_checkpointed_layers_are_computed_again_in_the_backward():
     [(Block, True), (functools.partial(nn.TransformerEncoderLayer, 6, 2, 8, dropout=0.0), None)],
 )
 def test_units_are_compiled_once_and_then_cut(layer, checkpointing):
-    def train(fabric, counter=None):
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        module = nn.Sequential(nn.Linear(6, 6), nn.Sequential(*(layer() for _ in range(4))))
-        names = list(module.state_dict())
-        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-        assert isinstance(module[1][0], FSDPModule) == (counter is not None)
-        for _ in range(2):
-            fabric.backward(model(torch.ones(2, 6)).pow(2).mean())
-            optimizer.step()
-            optimizer.zero_grad()
-        state = fabric.strategy.get_module_state_dict(module, layout="full")
-        counts = fabric.strategy.gather_objects(counter.frame_count) if counter is not None else None
-        assert list(state) == names or not fabric.is_global_zero
-        return counts, {name: state[name] for name, _ in module.named_parameters() if name in state}
-
     counter = CompileCounter()
-    strategy = FSDPStrategy(start_method="fork", activation_checkpointing=checkpointing)
+    strategy = FSDPStrategy(activation_checkpointing=checkpointing)
     options = {"compile": {"region": "units", "backend": counter, "fullgraph": True}}
-    counts, state = on_two_ranks(functools.partial(train, counter=counter), strategy, **options)
-    assert counts == [1, 1]
-    for value, expected in zip(state.values(), train(Fabric(accelerator="cpu", devices=1))[1].values(), strict=True):
-        torch.testing.assert_close(value, expected)
+    count, state = on_ranks(train_compiled, strategy, layer, counter, is_kept=False, **options)
+    assert count == 1
+    torch.testing.assert_close(state, on_one_device(train_compiled, layer)[1])
 
 
 def test_two_ways_to_say_what_is_checkpointed():
@@ -959,149 +840,117 @@ def test_two_ways_to_say_what_is_checkpointed():
         Trainer(**QUIET, strategy=FSDPStrategy(activation_checkpointing={Block}), activation_checkpointing="units")
 
 
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        (None, "means the units of auto_wrap_policy, which is None"),
-        ("units", "activation_checkpointing=True means the repeated blocks of the model, and Linear has no ModuleList"),
-    ],
-)
-def test_activation_checkpointing_without_layers_says_what_to_pass(policy, message):
-    with pytest.raises(WorkerError, match=message):
-        on_two_ranks(
-            lambda fabric: fabric.setup(nn.Linear(2, 2)),
-            FSDPStrategy(start_method="fork", activation_checkpointing=True, auto_wrap_policy=policy),
-        )
+def batches(fabric):
+    loader = fabric.setup_dataloaders(DataLoader(TensorDataset(torch.arange(8)), batch_size=2))
+    mine = [batch[0].tolist() for batch in loader]
+    strategy = fabric.strategy
+    return strategy.gather_objects((strategy.data_parallel_rank, strategy.data_parallel_size, mine))
 
 
 def test_ranks_of_a_tensor_group_get_the_same_batches():
-    def batches(fabric):
-        loader = fabric.setup_dataloaders(DataLoader(TensorDataset(torch.arange(8)), batch_size=2))
-        mine = [batch[0].tolist() for batch in loader]
-        strategy = fabric.strategy
-        return strategy.gather_objects((strategy.data_parallel_rank, strategy.data_parallel_size, mine))
-
-    strategy = ModelParallelStrategy(start_method="fork", tensor_parallel_size=2)
-    first, second, third, fourth = on_two_ranks(batches, strategy, devices=4)
+    first, second, third, fourth = on_ranks(batches, ModelParallelStrategy(tensor_parallel_size=2), devices=4)
     assert first == second
     assert third == fourth
     assert [first[:2], third[:2]] == [(0, 2), (1, 2)]
     assert {tuple(batch) for batch in first[2]} != {tuple(batch) for batch in third[2]}
 
 
-class Counted(Module):
-    """Logs how many samples there were, by step and by epoch."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-        self.steps = []
+class Counted(SmallNet):
+    """Logs how many samples there were, by step and by epoch, and saves in the middle."""
 
     def training_step(self, batch, batch_idx):
         number = float(len(batch[0]))
         self.log("num", number, on_step=False, on_epoch=True, reduce_fx="sum")
         self.log("num_now", number, on_step=True, reduce_fx="sum", sync_dist=True)
-        return self.layer(batch[0]).pow(2).mean()
+        return super().training_step(batch[0], batch_idx)
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.steps.append(float(self.trainer.callback_metrics["num_now"]))
+        assert self.trainer.callback_metrics["num_now"] == 2
         if batch_idx == 1:
             self.trainer.save_checkpoint(self.path)
 
-    def on_train_end(self):
-        assert self.steps == [2.0] * len(self.steps)
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+def num_logged(rank, strategy, path, ckpt_path=None):
+    module, trainer = Counted(), rank.trainer(strategy, max_epochs=1)
+    module.path = path
+    trainer.fit(module, DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2), ckpt_path=ckpt_path)
+    return trainer.callback_metrics["num"]
 
 
 def test_a_tensor_group_counts_once_in_what_is_logged(tmp_path):
-    def num_logged(strategy, devices, ckpt_path=None):
-        module = Counted()
-        module.path = tmp_path / "middle.ckpt"
-        trainer = Trainer(**{**QUIET, "max_epochs": 1}, strategy=strategy, devices=devices)
-        trainer.fit(module, DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2), ckpt_path=ckpt_path)
-        return float(trainer.callback_metrics["num"])
-
-    assert num_logged(ModelParallelStrategy(start_method="fork", tensor_parallel_size=2), 2) == 8
-    assert num_logged("single_device", 1, tmp_path / "middle.ckpt") == 8  # what the group had counted goes on
+    path, strategy = tmp_path / "middle.ckpt", ModelParallelStrategy(tensor_parallel_size=2)
+    assert Backend("fsdp", num_processes=2, kept_for=(__name__, 2)).run(num_logged, strategy, path) == [8, 8]
+    # What the group had counted goes on.
+    assert Backend("single_device").run(num_logged, "single_device", tmp_path / "other.ckpt", path) == [8]
 
 
-def test_a_tensor_group_draws_the_same_random_numbers():
-    def draw(fabric):
-        fabric.seed_everything(fabric.global_rank)
-        fabric.setup(nn.Linear(2, 2))
-        return fabric.strategy.gather_objects((torch.rand(1).item(), random.random()))
+def draw(fabric):
+    fabric.seed_everything(fabric.global_rank)
+    fabric.setup(nn.Linear(2, 2))
+    return fabric.strategy.gather_objects((torch.rand(1).item(), random.random()))
 
-    first, second = on_two_ranks(draw, ModelParallelStrategy(start_method="fork", tensor_parallel_size=2))
-    assert first == second
-    first, second = on_two_ranks(draw, ModelParallelStrategy(start_method="fork", data_parallel_size=2))
-    assert first != second
+
+@pytest.mark.parametrize(("axis", "num_drawn"), [("tensor_parallel_size", 1), ("data_parallel_size", 2)])
+def test_a_tensor_group_draws_the_same_random_numbers(axis, num_drawn):
+    assert len(set(on_ranks(draw, ModelParallelStrategy(**{axis: 2})))) == num_drawn
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.norm, self.out = nn.LayerNorm(4).double(), nn.Linear(4, 2).double()
+
+    def forward(self, x):
+        normed = self.norm(x)
+        return self.out(normed.full_tensor() if isinstance(normed, DTensor) else normed)
+
+
+def cut(module, mesh):
+    return parallelize_module(module, mesh["tensor_parallel"], {"norm": SequenceParallel()})
+
+
+def train_normed(fabric):
+    module = Normed()
+    model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=0.1))
+    torch.manual_seed(4)
+    for _ in range(4):
+        for _ in range(2):
+            fabric.backward(model(torch.randn(3, 6, 4, dtype=torch.float64)).pow(2).mean())
+        norm = fabric.clip_gradients(model, optimizer, max_norm=0.5)
+        placements = {getattr(one, "placements", None) for one in (module.norm.weight, module.norm.weight.grad)}
+        assert len(placements) == 1, "an optimizer may take the rank's own term for the sum"
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"norm": norm, **fabric.strategy.get_module_state_dict(module, layout="full")}
 
 
 def test_a_module_that_a_function_cuts_equals_one_device_with_sequence_parallel_norms():
-    class Normed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(1)
-            self.norm, self.out = nn.LayerNorm(4).double(), nn.Linear(4, 2).double()
+    found = on_ranks(train_normed, ModelParallelStrategy(tensor_parallel_size=2, parallelize_fn=cut))
+    torch.testing.assert_close(found, on_one_device(train_normed), rtol=1e-10, atol=1e-12)
 
-        def forward(self, x):
-            normed = self.norm(x)
-            return self.out(normed.full_tensor() if isinstance(normed, DTensor) else normed)
 
-    def cut(module, mesh):
-        return parallelize_module(module, mesh["tensor_parallel"], {"norm": SequenceParallel()})
-
-    def train(fabric):
-        module = Normed()
-        model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=0.1))
-        torch.manual_seed(4)
-        for _ in range(4):
-            for _ in range(2):
-                fabric.backward(model(torch.randn(3, 6, 4, dtype=torch.float64)).pow(2).mean())
-            norm = fabric.clip_gradients(model, optimizer, max_norm=0.5)
-            placements = {getattr(one, "placements", None) for one in (module.norm.weight, module.norm.weight.grad)}
-            assert len(placements) == 1, "an optimizer may take the rank's own term for the sum"
-            optimizer.step()
-            optimizer.zero_grad()
-        return norm, fabric.strategy.get_module_state_dict(module, layout="full")
-
-    expected_norm, expected = Fabric(strategy="single_device", devices=1, accelerator="cpu").launch(train)
-    strategy = ModelParallelStrategy(start_method="fork", tensor_parallel_size=2, parallelize_fn=cut)
-    norm, weights = on_two_ranks(train, strategy)
-    torch.testing.assert_close(norm, expected_norm, rtol=1e-10, atol=0)
-    for name, value in expected.items():
-        torch.testing.assert_close(weights[name], value, rtol=1e-10, atol=1e-12, msg=name)
+def make_another(module, mesh):
+    return nn.Linear(2, 2)
 
 
 def test_a_function_that_cuts_another_module_is_refused():
-    strategy = ModelParallelStrategy(start_method="fork", parallelize_fn=lambda module, mesh: nn.Linear(2, 2))
-    fabric = Fabric(strategy=strategy, devices=1, accelerator="cpu")
-    with pytest.raises(WorkerError, match="parallelize_fn returned a new Linear"):
-        fabric.launch(lambda fabric: fabric.setup(nn.Linear(2, 2)))
+    strategy = ModelParallelStrategy(parallelize_fn=make_another)
+    assert "parallelize_fn returned a new Linear" in on_ranks(refusal, strategy, set_up)
 
 
-@pytest.mark.slow
-def test_several_stages_of_one_script_keep_the_module_sharded_and_unpatched():
-    program = Path(__file__).with_name("stages_program.py")
-    finished = programs.run([sys.executable, program, "fsdp"], timeout=120)
-    assert finished.returncode == 0, finished.stderr
-    (line,) = lines_of(finished.stdout)
-    losses, changed = line.split("] ")
-    assert len(set(losses.strip("[").split(", "))) == 1
-    assert changed == "True []"
+def run_stages(rank):
+    module, data = Regression(), DataLoader(TensorDataset(torch.arange(48.0).view(12, 4) / 10), batch_size=3)
+    trainer = rank.trainer("fsdp", max_epochs=1)
+    trainer.fit(module, data, data)
+    trainer.validate(module, data)
+    rank.trainer("fsdp").validate(module, data)
+    return module.seen, vars(module).keys() & {"training_step", "validation_step"}
 
 
-def test_the_module_error_of_ranks_that_built_differently():
-    def build(fabric):
-        # As many elements, so that gloo would mix rows with columns without a word.
-        with pytest.raises(ModuleError, match=r"'weight': \(4, 6\) float32 on rank 0; \(6, 4\) float32 on rank 1"):
-            fabric.setup(nn.Linear(*((4, 6) if fabric.global_rank else (6, 4)), bias=False))
-        with torch.device("meta" if fabric.global_rank == 0 else "cpu"):
-            module = nn.Linear(2, 2)
-        fabric.setup(module)
-
-    with pytest.raises(WorkerError, match="built on the meta device on rank 0 and with values on others") as failure:
-        on_two_ranks(build)
-    assert ModuleError.__name__ in str(failure.value)
+def test_several_stages_of_one_program_keep_the_module_sharded_and_unpatched():
+    ranks = Backend("fsdp", num_processes=2, kept_for=(__name__, 2))
+    seen, patched = ranks.run(run_stages)[0]
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+    assert not patched

@@ -1,16 +1,10 @@
-"""Losses that say what they weigh, on more ranks than the kit has; ranks of one tensor-parallel group count once."""
+"""Losses that say what they weigh: ranks of one tensor-parallel group count once."""
 
 import pytest
 
 from core_testing.strategy.weights import WeightTests
 
 pytestmark = [pytest.mark.numbers, pytest.mark.slow]
-
-
-class TestThreeRanks(WeightTests):
-    alias = "fsdp"
-    num_processes = 3
-    tolerance = 1e-12
 
 
 class TestGroupsOfTwo(WeightTests):

@@ -1,20 +1,25 @@
 """Refusals of `fsdp_fairscale`, and ddp's weights over a test double for CUDA's streams: see `streams_double.py`."""
 
-import json
-import os
-import sys
-from pathlib import Path
+from datetime import timedelta
 
 import pytest
 import streams_double
 import torch
 from torch import nn
 
-from core import ConfigurationError, Fabric, Trainer
+from core import ConfigurationError, Fabric, ModuleError, Trainer, WorkerError
 from core_fairscale import FullyShardedFairScaleStrategy, refusals
-from core_testing import Backend, programs
+from core_testing import Backend
+from core_testing.ranks import end_kept_ranks
 
-PROGRAM = Path(__file__).parent / "fully_sharded_program.py"
+ONE, UNITS = "fsdp_on_a_double", "fsdp_in_units_on_a_double"
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    streams_double.register()
+    yield Backend(lambda: UNITS, num_processes=2, kept_for=__name__)
+    end_kept_ranks()
 
 
 @pytest.mark.parametrize("host", [Fabric, Trainer])
@@ -56,11 +61,6 @@ def test_models_and_optimizers_that_would_train_wrongly_are_refused():
         refusals.refuse_whole_tensors(torch.optim.LBFGS(tied.parameters()))
 
 
-def run(folder, *arguments):
-    command = [sys.executable, PROGRAM, *arguments]
-    return programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=folder, timeout=280)
-
-
 def gradients_of_two_backwards(rank):
     torch.manual_seed(0)
     fabric, layer = rank.fabric(), nn.Linear(2, 1)
@@ -88,22 +88,83 @@ def test_gradients_add_up_also_of_parameters_of_one_element(num_processes, bias,
     assert found["weight"] == pytest.approx(weight, rel=1e-6)
 
 
-@pytest.mark.slow
-def test_trains_as_ddp_and_goes_on_from_it_on_a_double(tmp_path):
-    done = run(tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert max(found["fsdp_on_a_double"], found["fsdp_in_units_on_a_double"], found["evaluated"]) < 2e-6
-    assert len(found["resumed"]) == 3
-    assert max(found["resumed"].values()) < 2e-6
-    parts, whole, names = found["kept"]
-    assert max(parts) < 0.6 * whole
-    assert names[:2] == ["0.weight", "0.bias"]
-    assert "no parameter of one unit of FairScale's" in found["refused"]
+def net():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Sequential(nn.Linear(9, 5), nn.LayerNorm(5)), nn.Linear(5, 1))
+
+
+def stepped(rank, strategy, some, evaluates=False, save=None, load=None):
+    """Whole weights after some of six steps; how many elements this rank has moments of; names in a checkpoint."""
+    fabric, module = rank.fabric(strategy), net()
+    optimizer = torch.optim.AdamW([{"params": module[0].parameters(), "lr": 1e-3}, {"params": module[2:].parameters()}])
+    model, optimizer = fabric.setup(module, optimizer)
+    state = {"model": model, "optimizer": optimizer}
+    if load is not None:
+        fabric.load(load, state)
+    for step in some:
+        batch = torch.randn(8, 7, generator=torch.Generator().manual_seed(10 + step)).chunk(2)[rank.number]
+        optimizer.zero_grad()
+        fabric.backward(model(batch).square().mean())
+        if evaluates:  # a forward between backward and step, after which FairScale keeps old weights gathered
+            with torch.no_grad():
+                model(torch.ones(2, 7))
+        fabric.clip_gradients(model, optimizer, max_norm=0.5)
+        optimizer.step()
+    if save is not None:
+        fabric.save(save, state)
+    num_kept = sum(entry["exp_avg"].numel() for entry in fabric.strategy.optimizers[0].state.values())
+    names = list(fabric.strategy.get_module_state_dict(fabric.strategy.model, layout="sharded"))
+    return fabric.strategy.get_module_state_dict(fabric.strategy.model, layout="full"), num_kept, names
+
+
+def assert_as_ddp(ranks, weights):
+    torch.testing.assert_close(weights, ranks.run(stepped, "ddp", range(6))[0][0], rtol=0, atol=2e-6)
 
 
 @pytest.mark.slow
-def test_what_a_loss_leaves_out_on_a_rank_is_named_on_a_double(tmp_path):
-    done = run(tmp_path, "left_out")
-    assert done.returncode != 0
-    assert "does not depend on 'net.2.0.weight'" in done.stderr
+@pytest.mark.parametrize(("strategy", "evaluates"), [(ONE, False), (UNITS, False), (ONE, True)])
+def test_trains_as_ddp_on_a_double(ranks, strategy, evaluates):
+    found = ranks.run(stepped, strategy, range(6), evaluates)
+    assert_as_ddp(ranks, found[0][0])
+    assert found[0][2][:2] == ["0.weight", "0.bias"]
+    if strategy == UNITS:
+        assert max(num_kept for _, num_kept, _ in found) < 0.6 * sum(one.numel() for one in net().parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("writer", "reader"), [(ONE, ONE), (UNITS, "ddp"), ("ddp", UNITS)])
+def test_goes_on_from_ddp_and_under_it_on_a_double(ranks, tmp_path, writer, reader):
+    ranks.run(stepped, writer, range(3), False, tmp_path / "half")
+    found = ranks.run(stepped, reader, range(3, 6), False, None, tmp_path / "half")
+    assert_as_ddp(ranks, found[0][0])
+
+
+class Chosen(nn.Module):
+    """Runs its first layer only, on one rank or on all."""
+
+    def __init__(self, is_short):
+        super().__init__()
+        self.net, self.is_short = net(), is_short
+
+    def forward(self, inputs):
+        return (self.net[0] if self.is_short else self.net)(inputs)
+
+
+def leave_out(rank, *numbers):
+    fabric, module = rank.fabric(), Chosen(rank.number in numbers)
+    model, _ = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    fabric.backward(model(torch.ones(2, 7)).square().mean())
+
+
+def leave_out_all(rank):
+    with pytest.raises(ModuleError) as raised:
+        leave_out(rank, 0, 1)
+    return str(raised.value)
+
+
+@pytest.mark.slow
+def test_what_a_loss_leaves_out_is_named_on_a_double(ranks):
+    assert "no parameter of one unit of FairScale's" in ranks.run(leave_out_all)[0]
+    soon = Backend(lambda: streams_double.OnADouble(timeout=timedelta(seconds=30)), num_processes=2)
+    with pytest.raises(WorkerError, match=r"does not depend on 'net\.2\.0\.weight'"):
+        soon.run(leave_out, 1)

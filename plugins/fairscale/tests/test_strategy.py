@@ -1,6 +1,5 @@
 """core-fairscale beyond the kit: ddp's weights, whatever a loop calls; refusals; FairScale's faults."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,58 +9,195 @@ import pytest
 import torch
 from torch import nn
 
-from core import ConfigurationError, Fabric
-from core_fairscale import DDPShardedStrategy
-from core_testing import programs
+from core import ConfigurationError, CoreError, Fabric
+from core_fairscale import DDPShardedStrategy, refusals
+from core_testing import Backend, programs
+from core_testing.ranks import end_kept_ranks
 from support.checkout import KITS
 
 HERE = Path(__file__).parent
-ON_CPU = {"accelerator": "cpu", "devices": 2}
+RANKS = Backend(lambda: "ddp_sharded", num_processes=2, kept_for=__name__)
+UNUSED = "_find_unused_parameters_true"
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """The results of `sharded_program.py` in two processes."""
-    command = [sys.executable, HERE / "sharded_program.py"]
-    folder, variables = tmp_path_factory.mktemp("run"), os.environ | {"OMP_NUM_THREADS": "1"}
-    done = programs.run(command, env=variables, cwd=folder, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture(scope="module", autouse=True)
+def _ranks_end():
+    yield
+    end_kept_ranks()
 
 
-@pytest.mark.parametrize("zeroing", ["with_none", "with_zeros", "by_the_model", "by_hand"])
-def test_weights_are_those_of_ddp_however_gradients_are_zeroed(found, zeroing):
-    assert found[zeroing] == 0
+def net():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4)).double()
 
 
-@pytest.mark.parametrize("loop", ["in eval()", "accumulated", "unused on a rank"])
-def test_weights_are_those_of_ddp(found, loop):
-    assert found[loop] == 0
+def batches(rank, number=8):
+    generator = torch.Generator().manual_seed(10 + rank.number)
+    return [torch.randn(6, 8, generator=generator).double() for _ in range(number)]
 
 
-@pytest.mark.parametrize("loop", ["every_second", "clipped"])
-def test_weights_are_those_of_ddp_but_for_the_order_of_sums(found, loop):
-    assert found[loop] < 1e-9
+def state_of(module):
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
-def test_gradients_that_one_rank_lacks_are_named(found):
-    assert "the loss depends on 'first.bias', 'first.weight', and on others it doesn't" in found["refused"]
-    assert "ddp_sharded_find_unused_parameters_true" in found["refused"]
+def by_both(function, *args, of=("ddp_sharded", "ddp")):
+    """What it returns on rank 0 under each strategy."""
+    return [RANKS.run(function, strategy, *args)[0] for strategy in of]
 
 
-def test_modules_that_differ_are_refused(found):
-    assert "'bias': (1,) float32 on rank 0; (2,) float32 on rank 1" in found["unlike"]
+def with_none(model, optimizer, step):
+    optimizer.zero_grad()
 
 
-def test_each_rank_keeps_a_part_of_the_optimizer(found):
-    parts, whole = found["owned"]
-    assert sum(parts) == whole
+def with_zeros(model, optimizer, step):
+    optimizer.zero_grad(set_to_none=False)
+
+
+def by_the_model(model, optimizer, step):
+    model.zero_grad()
+
+
+def by_hand(model, optimizer, step):
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def every_second(model, optimizer, step):
+    if step % 2 == 0:
+        optimizer.zero_grad()
+
+
+def trained(rank, strategy, zero, clips=False, evaluates=False):
+    """Weights and buffers."""
+    fabric, module = rank.fabric(strategy), net()
+    model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=1e-2))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for step, batch in enumerate(batches(rank)):
+        zero(model, optimizer, step)
+        fabric.strategy.model.train(not evaluates or step < 4)  # the wrapper, and so all in it
+        fabric.backward(model(batch).square().mean())
+        if clips:
+            fabric.clip_gradients(model, optimizer, max_norm=0.05)
+        optimizer.step()
+        scheduler.step()
+    return state_of(module)
+
+
+@pytest.mark.parametrize(
+    ("how", "tolerance"),
+    [
+        ((with_none,), 0),
+        ((with_zeros,), 0),
+        ((by_the_model,), 0),
+        ((by_hand,), 0),
+        ((with_none, False, True), 0),
+        # But for the order of sums.
+        ((every_second,), 1e-9),
+        ((with_none, True), 1e-9),
+    ],
+    ids=["none", "zeros", "by the model", "by hand", "in eval()", "every second", "clipped"],
+)
+def test_weights_are_those_of_ddp_whatever_a_loop_calls(how, tolerance):
+    torch.testing.assert_close(*by_both(trained, *how), rtol=0, atol=tolerance)
+
+
+def accumulated(rank, strategy):
+    """Two batches a step, of which the first one's gradients stay on their rank."""
+    fabric, module = rank.fabric(strategy), net()
+    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9))
+    for step, batch in enumerate(batches(rank)):
+        with fabric.no_backward_sync(model, enabled=step % 2 == 0):
+            fabric.backward(model(batch).square().mean())
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return state_of(module)
+
+
+def test_accumulated_gradients_are_those_of_ddp():
+    torch.testing.assert_close(*by_both(accumulated), rtol=0, atol=0)
+
+
+class HalfUsed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.common, self.first = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, inputs, number):
+        return self.common(inputs) + (self.first(inputs) if number == 0 else 0)
+
+
+def half_used(rank, strategy):
+    fabric, module = rank.fabric(strategy), HalfUsed().double()
+    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    for batch in batches(rank, 3):
+        optimizer.zero_grad()
+        fabric.backward(model(batch, rank.number).square().mean())
+        optimizer.step()
+    return state_of(module)
+
+
+def unlike(rank, strategy):
+    fabric, module = rank.fabric(strategy), nn.Linear(4, 1 + rank.number)
+    fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+
+def refusal(rank, function):
+    with pytest.raises(CoreError) as raised:
+        function(rank, "ddp_sharded")
+    return str(raised.value)
+
+
+def test_parameters_that_one_rank_uses_are_trained_as_by_ddp_or_named():
+    torch.testing.assert_close(*by_both(half_used, of=(f"ddp{UNUSED}", f"ddp_sharded{UNUSED}")), rtol=0, atol=0)
+    message = RANKS.run(refusal, half_used)[0]
+    assert "the loss depends on 'first.bias', 'first.weight', and on others it doesn't" in message
+    assert f"ddp_sharded{UNUSED}" in message
+
+
+def test_modules_that_differ_are_refused():
+    assert "'bias': (1,) float32 on rank 0; (2,) float32 on rank 1" in RANKS.run(refusal, unlike)[0]
+
+
+def owned(rank):
+    """Number of elements that this rank's optimizer keeps moments of."""
+    fabric, module = rank.fabric(), net()
+    model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))
+    fabric.backward(model(torch.ones(2, 8).double()).sum())
+    optimizer.step()
+    return sum(entry["exp_avg"].numel() for entry in fabric.strategy.optimizers[0].optim.state.values())
+
+
+def test_each_rank_keeps_a_part_of_the_optimizer():
+    parts = RANKS.run(owned)
+    assert sum(parts) == sum(one.numel() for one in net().parameters())
     assert min(parts) > 0
 
 
-def test_checkpoints_go_on_under_ddp_and_come_from_it(found):
-    assert len(found["resumed"]) == 3
-    assert set(found["resumed"].values()) == {0}
+def stepped(rank, strategy, some, save=None, load=None):
+    """The state after some of eight steps."""
+    fabric, module = rank.fabric(strategy), net()
+    model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=1e-2))
+    state = {"model": model, "optimizer": optimizer}
+    if load is not None:
+        fabric.load(load, state)
+    for batch in batches(rank)[some]:
+        optimizer.zero_grad()
+        fabric.backward(model(batch).square().mean())
+        optimizer.step()
+    if save is not None:
+        fabric.save(save, state)
+    return state_of(module)
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader"), [("ddp_sharded", "ddp_sharded"), ("ddp_sharded", "ddp"), ("ddp", "ddp_sharded")]
+)
+def test_checkpoints_go_on_under_ddp_and_come_from_it(tmp_path, writer, reader):
+    RANKS.run(stepped, writer, slice(0, 4), tmp_path / "half")
+    found = RANKS.run(stepped, reader, slice(4, 8), None, tmp_path / "half")[0]
+    torch.testing.assert_close(found, RANKS.run(stepped, "ddp", slice(0, 8))[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +209,6 @@ def test_checkpoints_go_on_under_ddp_and_come_from_it(found):
     ],
 )
 def test_what_fairscale_would_train_wrongly_is_refused(module, optimizer, message):
-    from core_fairscale import refusals
-
     made = module()
     with pytest.raises(ConfigurationError, match=message):
         refusals.refuse(made, [optimizer(made.parameters(), lr=0.1)])
@@ -86,13 +220,13 @@ def test_options_that_train_wrongly_are_refused_before_work():
     with pytest.raises(ConfigurationError, match="start_method='thread': expected one of 'subprocess'"):
         DDPShardedStrategy(start_method="thread")
     with pytest.raises(ConfigurationError, match="keeps each gradient on one rank"):
-        Fabric(strategy="ddp_sharded", precision="16-mixed", **ON_CPU)
+        Fabric(strategy="ddp_sharded", precision="16-mixed", accelerator="cpu", devices=2)
 
 
 def test_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
     with pytest.raises(ConfigurationError, match=r"pip install fairscale==0\.4\.13"):
-        Fabric(strategy="ddp_sharded", **ON_CPU)
+        Fabric(strategy="ddp_sharded", accelerator="cpu", devices=2)
 
 
 @pytest.mark.slow

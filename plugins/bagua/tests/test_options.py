@@ -7,9 +7,16 @@ from torch import nn
 from core import Capability
 from core_bagua import BaguaStrategy
 from core_testing import Backend
+from core_testing.ranks import end_kept_ranks
 
-TWO = Backend(lambda: "single_device", num_processes=2, timeout_s=200)
-MEAN, OWN = [2.0, 2.0], [1.0, 3.0]
+TWO = Backend(lambda: "single_device", num_processes=2, kept_for=__name__)
+OWN = [1.0, 3.0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ranks_end():
+    yield
+    end_kept_ranks()
 
 
 def begun(rank, algorithm, momentum=0.0, lr=0.0, **options):

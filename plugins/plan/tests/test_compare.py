@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,8 @@ import pytest
 from core import ConfigurationError
 from core.registry import load_prelude
 from core_testing import programs
+from core_testing.waiting import slowness, wait_until
+from support.fake_distributions import make_distribution
 
 TRAINER = """
 import json, sys
@@ -94,10 +95,7 @@ ENTRY_POINTS = "[core.strategies]\nforgetful = acme_strategies:Forgetful\nfailin
 def strangers(tmp_path_factory):
     """A folder with an installed package of strategies, as others write them."""
     folder = tmp_path_factory.mktemp("installed")
-    (folder / "acme_strategies.py").write_text(STRATEGIES)
-    (info := folder / "acme-1.0.dist-info").mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    make_distribution(folder, "acme", entry_points_text=ENTRY_POINTS, modules={"acme_strategies": STRATEGIES})
     return folder
 
 
@@ -185,26 +183,17 @@ def test_a_loop_by_hand_is_compared_too(tmp_path, strangers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)])
-def test_ctrl_c_prints_what_there_is_and_leaves_no_process(tmp_path, strangers, number):
+def test_ctrl_c_prints_what_there_is_and_leaves_no_process(tmp_path, strangers):
     arguments = ["--strategies", "ddp,fsdp", "--steps", "5", "--rounds", "1000", "--no-checkpoint"]
     args, options = command(tmp_path, TRAINER, strangers, *arguments)
     program = programs.start(args, **options)
-    wait_for(lambda: "fsdp" in program.errors())
-    wait_for(lambda: processes_in(tmp_path))
-    os.kill(program.pid, number)
-    assert program.wait(60) == 130
+    wait_until(lambda: "fsdp" in program.errors() and processes_in(tmp_path), "rank of fsdp", timeout_s=120)
+    os.kill(program.pid, signal.SIGINT)
+    assert program.wait(60 * slowness()) == 130
     assert "ddp" in program.output()
     assert "Interrupted: this is what there is." in program.output()
     assert not processes_in(tmp_path)
     assert list((tmp_path / "scratch").iterdir()) == []
-
-
-def wait_for(condition):
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def processes_in(folder):

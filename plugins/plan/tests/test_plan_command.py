@@ -57,18 +57,6 @@ def plans(output):
     return {each["strategy"]: each for each in json.loads(output)["plans"]}
 
 
-def test_each_strategy_has_its_bytes_and_what_is_refused_its_reason(core_plan):
-    found = plans(core_plan("train.py", "--devices", "8", "--strategies", "fsdp,single_device,ddp", "--json"))
-    assert found["ddp"]["memory"]["parameters"] == PARAMETERS
-    assert found["fsdp"]["memory"]["parameters"] == PARAMETERS / 8
-    assert found["ddp"]["peak_bytes"] == sum(found["ddp"]["memory"].values())
-    assert PARAMETERS <= sum(found["ddp"]["sent"].values()) < 1.01 * PARAMETERS
-    assert found["ddp"]["checkpoint_bytes"] == pytest.approx(3 * PARAMETERS / 8, rel=0.01)
-    assert "trains on 1 device" in found["single_device"]["failure"]
-    assert "fits" not in found["ddp"], "no memory was given"
-    assert [*core_plan.folder.glob("**/*")] == [core_plan.folder / "train.py"], "nothing was written"
-
-
 def test_the_table_says_what_fits_and_the_smallest_change_that_does(core_plan):
     output = core_plan(
         "train.py", "--devices", "8", "--memory", "4.2MiB", "--strategies", "single_device,ddp,fsdp", "-v"
@@ -99,15 +87,6 @@ def test_half_the_batch_is_the_change_where_activations_are_in_the_way(core_plan
     assert change["plan"]["peak_bytes"] <= 45 * 2**20 < found["peak_bytes"]
 
 
-def test_offloaded_state_is_in_the_memory_of_the_cpu(core_plan):
-    found = plans(core_plan("train.py", "--devices", "2", "--strategies", "fsdp_cpu_offload,fsdp", "--json"))
-    away, here = found["fsdp_cpu_offload"], found["fsdp"]
-    assert away["offloaded_to_cpu"]["parameters"] == PARAMETERS / 2
-    assert away["offloaded_to_cpu"]["optimizer"] == here["memory"]["optimizer"]
-    assert not {"parameters", "gradients", "optimizer"} & set(away["memory"])
-    assert here["offloaded_to_cpu"] == {}
-
-
 def test_a_program_that_logs_evaluates_and_has_monitors_needs_no_change(core_plan):
     own = PROGRAM.replace("Trainer(", "Trainer(callbacks=[ThroughputMonitor()], log_every_n_steps=1, ")
     own = own.replace(
@@ -128,8 +107,11 @@ def test_a_program_that_logs_evaluates_and_has_monitors_needs_no_change(core_pla
 
 
 def test_a_class_of_a_module_and_a_programs_own_arguments(core_plan):
-    of_class = plans(core_plan("train:Net", "--strategies", "single_device", "--json"))
-    assert of_class["single_device"]["memory"]["parameters"] == PARAMETERS
+    of_class = plans(core_plan("train:Net", "--strategies", "single_device", "--json"))["single_device"]
+    assert of_class["memory"]["parameters"] == PARAMETERS
+    assert of_class["checkpoint_bytes"] == pytest.approx(3 * PARAMETERS, rel=0.01)
+    assert (of_class["sent"], of_class["offloaded_to_cpu"]) == ({}, {})
+    assert "fits" not in of_class, "no memory was given"
     # The width doesn't fit the data: what the program says is the reason.
     wider = plans(core_plan("train.py", "--strategies", "single_device", "--json", "--", "512"))
     assert "512" in wider["single_device"]["failure"]

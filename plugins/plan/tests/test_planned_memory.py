@@ -4,10 +4,11 @@ import sys
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from core import ConfigurationError
 from core.callbacks import PlannedMemory, ThroughputMonitor
-from core_testing import programs
+from core.cli.commands import command
 from support.tiny import Tiny, loader, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:\w+ has a validation_step\(\), and no validation loader was given")
@@ -41,9 +42,10 @@ def notes_of(tmp_path, callback):
     return "\n".join(raised.value.__notes__), size, 2 * size + steps
 
 
-def test_an_error_ends_with_what_the_rank_had_and_what_to_try(tmp_path, monkeypatch):
+@pytest.mark.parametrize("monitor", [PlannedMemory, ThroughputMonitor])
+def test_an_error_ends_with_what_the_rank_had_and_what_to_try(tmp_path, monkeypatch, monitor):
     monkeypatch.setattr(sys, "argv", ["-c"])
-    notes, parameters, optimizer = notes_of(tmp_path, PlannedMemory())
+    notes, parameters, optimizer = notes_of(tmp_path, monitor())
     assert f"Rank 0 had: optimizer {optimizer} B, parameters {parameters} B." in notes
     assert "`core plan PROGRAM --devices 1 --memory SIZE`" in notes
 
@@ -71,13 +73,8 @@ def test_planned_memory_is_logged_beside_the_real_peak(tmp_path, plans, monitor)
         rows = [row for row in csv.DictReader(file) if row["device/planned_bytes"]]
     assert [float(row["device/planned_bytes"]) for row in rows] == [3 * 2**20] * 2
     assert all(float(row["device/peak_resident_bytes"]) > 2**20 for row in rows)
-    programs.run([*programs.CORE, "report", trainer.log_dir, "--output", str(tmp_path / "run.html")])
+    CliRunner().invoke(command, ["report", trainer.log_dir, "--output", str(tmp_path / "run.html")])
     assert ", planned 3.0 MiB" in (tmp_path / "run.html").read_text(encoding="utf-8")
-
-
-def test_a_throughput_monitor_alone_says_what_the_rank_had(tmp_path):
-    notes, parameters, _ = notes_of(tmp_path, ThroughputMonitor())
-    assert f"parameters {parameters} B." in notes
 
 
 def test_another_error_stays_as_it_is(tmp_path):

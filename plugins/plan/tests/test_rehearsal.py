@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from core import STRATEGY_REGISTRY
 from core_plan import MemoryPlan, plan
+from core_plan.fits import offloaded, on_device
 from core_plan.rehearsal.known_shapes import KnownShapes
 
 MODEL_BYTES = 2 * LAYER_BYTES
@@ -89,11 +90,19 @@ def _described(result: Any, given: torch.Tensor) -> list[Any]:
     ]
 
 
-def test_what_is_sent() -> None:
-    for accumulated in (1, 2):
-        found = _plan(Net, "ddp", accumulate_grad_batches=accumulated)
-        assert found.failure is None
-        assert 0 <= found.sent["allreduce all"] - MODEL_BYTES < 1000, found.sent
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_what_is_sent(accumulated: int) -> None:
+    found = _plan(Net, "ddp", accumulate_grad_batches=accumulated)
+    assert found.failure is None
+    assert 0 <= found.sent["allreduce all"] - MODEL_BYTES < 1000, found.sent
+
+
+def test_offloaded_state_is_in_the_memory_of_the_cpu() -> None:
+    away, here = (_plan(Net, name) for name in ("fsdp_cpu_offload", "fsdp"))
+    assert offloaded(away)["parameters"] == MODEL_BYTES / 2
+    assert offloaded(away)["optimizer"] == here.memory["optimizer"]
+    assert not {"parameters", "gradients", "optimizer"} & set(on_device(away))
+    assert offloaded(here) == {}
 
 
 @pytest.mark.parametrize("devices", [2, 512])

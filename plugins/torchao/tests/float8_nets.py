@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from core import Fabric, Module
+from core import Module
 
 
 def stack():
@@ -94,21 +94,3 @@ def fit(rank, precision, num_steps, save=None, ckpt_path=None, num_shares=None, 
     if save is not None:
         trainer.save_checkpoint(save)
     return module.found
-
-
-def steps(precision, num_steps):
-    """Losses of a small task on one device."""
-    torch.manual_seed(0)
-    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
-    module = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
-    wrapped, optimizer = fabric.setup(module, optimizer)
-    generator, losses = torch.Generator().manual_seed(1), []
-    for _ in range(num_steps):
-        inputs = torch.randn(64, 32, generator=generator)
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(wrapped(inputs).float(), inputs[:, :16].abs())
-        fabric.backward(loss)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses

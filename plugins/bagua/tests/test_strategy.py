@@ -1,6 +1,5 @@
-"""The promises of each algorithm, in real processes over gloo: equality, convergence, agreement, and bytes sent."""
+"""Bytes that each algorithm sends, in real processes over gloo, agreement, and refusals."""
 
-import importlib
 import os
 import socket
 import stat
@@ -14,33 +13,29 @@ from core import CheckpointError, ConfigurationError, ModuleError, Trainer
 from core_bagua import BaguaStrategy, QAdamOptimizer
 from core_bagua.decentralized import peer_of
 from core_testing import Backend
+from core_testing.ranks import end_kept_ranks
 
-TWO = Backend(lambda: "single_device", num_processes=2, timeout_s=200)
+TWO = Backend(lambda: "single_device", num_processes=2, kept_for=__name__)
 NUM_ELEMENTS = 64 * 32 + 32 + 32 * 10 + 10
 HEADER = 16  # of float64: the smallest value, and the distance of two levels
-DIGITS = {
-    "gradient_allreduce": {},
-    "bytegrad": {},
-    "qadam": {},
-    "decentralized": {},
-    "shift_one": {"algorithm": "decentralized", "peer_selection_mode": "shift_one"},
-    "low_precision_decentralized": {},
-    "async": {"sync_interval_ms": 0},
-}
 # Of one rank of two, and one step. An all-reduce of n ranks sends 2 (n - 1) / n of the message.
 WIDTH = NUM_ELEMENTS // 2
-BYTES = {
-    "gradient_allreduce": NUM_ELEMENTS * 8,
-    "bytegrad": 2 * (WIDTH + HEADER),
-    "qadam": 2 * (WIDTH + HEADER),
-    "decentralized": NUM_ELEMENTS * 8,
-    "shift_one": NUM_ELEMENTS * 8,
-    "low_precision_decentralized": NUM_ELEMENTS + HEADER,
+ALGORITHMS = {
+    "gradient_allreduce": (NUM_ELEMENTS * 8, {}),
+    "bytegrad": (2 * (WIDTH + HEADER), {}),
+    "qadam": (2 * (WIDTH + HEADER), {}),
+    "decentralized": (NUM_ELEMENTS * 8, {}),
+    "shift_one": (NUM_ELEMENTS * 8, {"algorithm": "decentralized", "peer_selection_mode": "shift_one"}),
+    "low_precision_decentralized": (NUM_ELEMENTS + HEADER, {}),
+    # Each of four tensors with a header of its own.
+    "apart": (2 * (WIDTH + 4 * HEADER), {"algorithm": "bytegrad", "flatten": False}),
 }
 
 
-def strategy_of(name, **options):
-    return BaguaStrategy(**{"algorithm": name, **DIGITS.get(name, {}), **options})
+@pytest.fixture(scope="module", autouse=True)
+def _ranks_end():
+    yield
+    end_kept_ranks()
 
 
 def make_model():
@@ -69,95 +64,47 @@ def bytes_sent():
     return total
 
 
-def train(fabric, num_steps, *, lr=0.02, is_settled=False):
-    """SGD on the digits in float64; the loss on all of them afterwards, weights, and bytes sent in the last steps."""
-    from sklearn.datasets import load_digits  # seconds, which every process that collects would spend
-
+def sent_in_a_step(rank, name):
+    """Bytes in the last of twelve steps, and the weights then."""
+    fabric = rank.fabric(BaguaStrategy(**{"algorithm": name, **ALGORITHMS[name][1]}))
     module = make_model()
-    algorithm = getattr(fabric.strategy, "algorithm", None)
-    kind = QAdamOptimizer(module.parameters(), 2e-3, 10) if algorithm == "qadam" else None
-    model, optimizer = fabric.setup(module, kind or torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9))
-    digits = load_digits()
-    inputs, targets = torch.tensor(digits.data) / 16, torch.tensor(digits.target)
-    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(2))
-    counted = 0
-    for step in range(num_steps):
-        batch = order[torch.arange(step * 64, step * 64 + 64) % len(order)]
-        share = batch[fabric.global_rank :: fabric.world_size]
+    parameters = module.parameters()
+    kind = QAdamOptimizer(parameters, 2e-3, 10) if name == "qadam" else torch.optim.SGD(parameters, lr=0.02)
+    model, optimizer = fabric.setup(module, kind)
+    for step in range(12):
+        inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(2 * step + rank.number)).double()
         before = bytes_sent()
-        fabric.backward(nn.functional.cross_entropy(model(inputs[share]), targets[share]))
+        fabric.backward(model(inputs).square().mean())
         optimizer.step()
-        counted = bytes_sent() - before
+        sent = bytes_sent() - before
         optimizer.zero_grad()
-    if is_settled:
-        fabric.strategy.synchronize_model()
-    weights = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
-    with torch.no_grad():
-        loss = nn.functional.cross_entropy(model(inputs), targets).item()
+    fabric.strategy.synchronize_model()
+    weights = [parameter.detach().clone() for parameter in module.parameters()]
     fabric.teardown()
-    return weights, loss, counted
+    return sent, weights
 
 
-def refused(fabric):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_bytes_sent_are_those_of_the_theory(name):
+    """The kernel counts them; gloo adds a preamble to each message."""
+    (first, weights), (second, others) = TWO.run(sent_in_a_step, name)
+    for sent in (first, second):
+        assert ALGORITHMS[name][0] <= sent <= ALGORITHMS[name][0] + 640 * (4 if name == "apart" else 1)
+    torch.testing.assert_close(weights, others, rtol=0, atol=0)
+
+
+def refused(rank):
     """The error of modules of which each rank has another one."""
+    fabric = rank.fabric(BaguaStrategy("bytegrad"))
     with pytest.raises(ModuleError) as error:
-        fabric.setup_module(nn.Linear(4, 1 + fabric.global_rank))
+        fabric.setup_module(nn.Linear(4, 1 + rank.number))
     fabric.teardown()
     return str(error.value)
 
 
-def train_all(rank, names):
-    found = {name: train(rank.fabric(strategy_of(name)), 150, is_settled=True) for name in names}
-    return found | {
-        "ddp": train(rank.fabric("ddp"), 150),
-        "apart": train(rank.fabric(strategy_of("bytegrad", flatten=False)), 150),
-        "refused": refused(rank.fabric(strategy_of("bytegrad"))),
-    }
-
-
-@pytest.fixture(scope="module")
-def digits():
-    """The results of two ranks, and of one device alone."""
-    importlib.import_module("sklearn.datasets")  # here once, and not in each rank
-    one = Backend(lambda: "single_device").run(lambda rank: train(rank.fabric(), 150))[0]
-    return TWO.run(train_all, list(DIGITS)), one
-
-
-@pytest.mark.slow
-def test_full_precision_equals_ddp(digits):
-    for rank in digits[0]:
-        torch.testing.assert_close(rank["gradient_allreduce"][0], rank["ddp"][0], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DIGITS)
-def test_it_learns_the_digits_about_as_one_device_does(digits, name):
-    (first, second), (_, loss, _) = digits
-    # How often ranks are averaged in the background depends on how busy the machine is.
-    assert first[name][1] <= loss * (1.5 if name == "async" else 1.1)
-    assert torch.equal(first[name][0], second[name][0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BYTES)
-def test_bytes_sent_are_those_of_the_theory(digits, name):
-    """The kernel counts them; gloo adds a preamble to each message."""
-    for rank in digits[0]:
-        assert BYTES[name] <= rank[name][2] <= BYTES[name] + 640
-
-
-@pytest.mark.slow
-def test_modules_that_differ_are_refused(digits):
-    for rank in digits[0]:
-        assert "'bias': (1,) float32 on rank 0; (2,) float32 on rank 1" in rank["refused"]
-
-
-@pytest.mark.slow
-def test_tensors_may_travel_apart(digits):
-    """Each with a header of its own, and so with a distance of two levels of its own."""
-    (first, second), (_, loss, _) = digits
-    assert torch.equal(first["apart"][0], second["apart"][0])
-    assert first["apart"][1] <= loss * 1.1
+def test_modules_that_differ_are_refused():
+    assert "'bias': (1,) float32 on rank 0; (2,) float32 on rank 1" in TWO.run(refused)[0]
 
 
 def weights_in_rounds(rank, options, rounds):
@@ -180,24 +127,25 @@ def weights_in_rounds(rank, options, rounds):
 
 
 @pytest.mark.slow
-def test_four_ranks_agree_after_the_stated_rounds():
-    """Everybody's mean in one, two rounds of pairs, and on a ring a third of the distance a round."""
-    four = Backend(lambda: "single_device", num_processes=4, timeout_s=200)
-    stated = [
+@pytest.mark.parametrize(
+    ("options", "rounds"),
+    [
         ({"algorithm": "decentralized"}, 1),
         ({"algorithm": "decentralized", "peer_selection_mode": "shift_one"}, 3),
         ({"algorithm": "low_precision_decentralized"}, 24),
-    ]
-    for options, rounds in stated:
-        for distances in four.run(weights_in_rounds, options, rounds):
-            assert distances[-1] <= 1e-9
-            assert len(distances) == 1 or distances[0] > 1e-3
+    ],
+)
+def test_four_ranks_agree_after_the_stated_rounds(options, rounds):
+    """Everybody's mean in one, two rounds of pairs, and on a ring a third of the distance a round."""
+    for distances in Backend(lambda: "single_device", num_processes=4).run(weights_in_rounds, options, rounds):
+        assert distances[-1] <= 1e-9
+        assert len(distances) == 1 or distances[0] > 1e-3
 
 
-def test_each_round_pairs_every_rank_of_one_half_with_another_of_the_other():
-    for size in (2, 4, 8):
-        for number in range(2 * size):
-            assert [peer_of(peer_of(rank, size, number), size, number) for rank in range(size)] == list(range(size))
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_each_round_pairs_every_rank_of_one_half_with_another_of_the_other(size):
+    for number in range(2 * size):
+        assert [peer_of(peer_of(rank, size, number), size, number) for rank in range(size)] == list(range(size))
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from core import Callback, Module
+from core import Module
 from core.trainer import Resume
 from core_testing.ranks import Backend
+from support.sharded_training import WholeWeights
 
 RESUME = Resume({"weights", "optimizers", "step"}, renamed={"first": "stem"}, strict=False)
 
@@ -29,20 +30,18 @@ class Net(Module):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-class Weights(Callback):
-    def on_train_end(self, trainer, module):
-        self.found = {name: tensor.cpu().clone() for name, tensor in trainer.weights()}
-        self.step = trainer.global_step
-
-
 def fit(rank, names, path, **resumed):
-    weights = Weights()
-    trainer = rank.trainer(callbacks=weights, max_steps=5 if resumed else 3)
+    whole = WholeWeights()
+    trainer = rank.trainer(callbacks=whole, max_steps=5 if resumed else 3)
     data = torch.randn(32, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     trainer.fit(Net(*names), DataLoader(data, batch_size=4 // rank.backend.num_processes), **resumed)
     if not resumed:
         trainer.save_checkpoint(path)
-    return weights.found, weights.step
+    return whole.weights
+
+
+def resume(rank, names, path):
+    return fit(rank, names, path, ckpt_path=path, resume=RESUME)
 
 
 @pytest.mark.slow
@@ -50,11 +49,7 @@ def fit(rank, names, path, **resumed):
 @pytest.mark.filterwarnings("ignore:Adam begins anew for")
 def test_renamed_and_added_parameters_go_on_in_shards(tmp_path, strategy):
     one, several = Backend(lambda: "single_device"), Backend(lambda: strategy, num_processes=2)
-    path = tmp_path / "a.ckpt"
+    path, names = tmp_path / "a.ckpt", ("stem", "new", "last")
     one.run(fit, ("first", "gone", "last"), path)
-    resumed = {"ckpt_path": path, "resume": RESUME}
-    [(expected, _)] = one.run(lambda *args: fit(*args, **resumed), ("stem", "new", "last"), path)
-    for found, step in several.run(lambda *args: fit(*args, **resumed), ("stem", "new", "last"), path):
-        assert step == 5
-        for name, tensor in expected.items():
-            torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-12)
+    found, expected = several.run(resume, names, path)[0], one.run(resume, names, path)[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from core import Callback, Module, Trainer
+from core import Module, Trainer
 from core.strategies import HorovodStrategy
-
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+from core_testing.ranks import QUIET
 
 
 class Net(Module):
@@ -27,26 +26,13 @@ class Net(Module):
         return torch.optim.AdamW(self.parameters(), lr=0.05, weight_decay=0.1)
 
 
-class Saved(Callback):
-    """Saves at the end, while there are optimizers."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_end(self, trainer, module):
-        trainer.save_checkpoint(self.path)
-
-
 def main():
-    how, devices, options, folder, what = json.loads(sys.argv[1])
+    how, devices, folder, epochs = json.loads(sys.argv[1])
     torch.manual_seed(0)
     net, data = Net(), torch.randn(48, 4, generator=torch.Generator().manual_seed(1)).double()
-    strategy = HorovodStrategy(start_method=how, **options) if how else "single_device"
-    callbacks = [Saved(f"{folder}/checkpoint")]
-    trainer = Trainer(
-        callbacks=callbacks, strategy=strategy, accelerator="cpu", devices=devices, max_epochs=what["epochs"], **QUIET
-    )
-    trainer.fit(net, DataLoader(TensorDataset(data), batch_size=8 // devices), ckpt_path=what.get("from"))
+    strategy = HorovodStrategy(start_method=how) if how else "single_device"
+    trainer = Trainer(strategy=strategy, accelerator="cpu", devices=devices, max_epochs=epochs, **QUIET)
+    trainer.fit(net, DataLoader(TensorDataset(data), batch_size=8 // devices))
     if trainer.is_global_zero:
         torch.save(net.state_dict(), f"{folder}/weights")
         print(f"{trainer.global_step} steps")

@@ -8,7 +8,5 @@ from core_dp.conformance import TestDDP2, TestDP
 __all__ = ["TestDDP2", "TestDP"]
 
 if not torch.cuda.is_available():
-    pytest.skip(
-        "there is no GPU to replicate modules on; simulated: test_simulated_devices.py", allow_module_level=True
-    )
+    pytest.skip("there is no GPU; simulated: test_simulated_devices.py", allow_module_level=True)
 pytestmark = pytest.mark.gpu

@@ -189,7 +189,7 @@ class PackagingTests:
 
 @dataclass(frozen=True)
 class _Instance:
-    """What is asked of an instance, which may have to be made in a process of its own."""
+    """The class of an instance, which may have to be made in a process of its own."""
 
     is_of_kind: bool
     class_name: str

@@ -38,7 +38,7 @@ states = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(states)
 def test_whatever_is_accepted_comes_back(state):
     buffer = io.BytesIO()

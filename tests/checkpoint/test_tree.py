@@ -21,7 +21,7 @@ def there_and_back(state):
     ).decode(json.loads(text))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(states)
 def test_whatever_is_accepted_comes_back(state):
     assert_same(there_and_back({"state": state}), {"state": state})

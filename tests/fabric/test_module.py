@@ -173,14 +173,9 @@ def test_a_method_that_computes_past_the_wrapper_is_refused(wrapped):
     Net().embed(torch.ones(1, 3))
 
 
-def test_a_marked_method_goes_through_the_wrapper(wrapped):
-    wrapped.mark_forward_method("embed")
-    assert wrapped.embed(torch.ones(1, 3)).requires_grad
-    assert wrapped.wrapped.calls == ["embed"]
-
-
-def test_a_method_may_be_marked_by_itself(wrapped):
-    wrapped.mark_forward_method(wrapped.embed)
+@pytest.mark.parametrize("marked", [lambda wrapped: "embed", lambda wrapped: wrapped.embed], ids=["name", "method"])
+def test_a_marked_method_goes_through_the_wrapper(wrapped, marked):
+    wrapped.mark_forward_method(marked(wrapped))
     assert wrapped.embed(torch.ones(1, 3)).requires_grad
     assert wrapped.wrapped.calls == ["embed"]
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from operator import attrgetter
 
 import pytest
 import torch
@@ -118,36 +119,30 @@ def test_the_newest_that_is_complete_counts(nodes):
         assert found == [expected and (expected, 0.0)] * 2
 
 
-def test_a_rank_that_cannot_write_is_an_error_on_all(nodes, monkeypatch):
-    save(nodes[:2], 1)
-    unfit = save(
-        nodes[:2], 1, name="step-2.ckpt", change=lambda rank, state: {**state, "x": object()} if rank else state
-    )
-    assert [type(error) for error in unfit] == [CheckpointError] * 2
-    assert "On rank 1" in str(unfit[0])
-
-    def full(descriptor, offset, size):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(node_parts.os, "posix_fallocate", full)
-    errors = save(nodes[:2], 1, name="step-2.ckpt")
-    assert all("No space left on device" in str(error) for error in errors)
-    monkeypatch.undo()
-    assert load(nodes[:2], 1) == [(NAME, 0.0)] * 2
+def test_a_state_that_cannot_be_saved_is_an_error_on_all(nodes):
+    errors = save(nodes[:2], 1, change=lambda rank, state: {**state, "x": object()} if rank else state)
+    assert [type(error) for error in errors] == [CheckpointError] * 2
+    assert "On rank 1" in str(errors[0])
 
 
-def test_a_note_that_cannot_be_written_is_an_error_on_all(nodes, monkeypatch):
-    add_note = node_parts.add_note
-
-    def add_on_one_node(folder, part):
-        if folder.parent == nodes[1]:
+@pytest.mark.parametrize(
+    ("failing", "newest"),
+    [("os.posix_fallocate", NAME), ("add_note", "step-2.ckpt")],  # of which the other node has both notes
+)
+def test_a_rank_that_cannot_write_is_an_error_on_all(nodes, monkeypatch, failing, newest):
+    def fail_on_one(*arguments):
+        if torch.distributed.get_rank() == 1:
             raise OSError(28, "No space left on device")
-        add_note(folder, part)
+        return real(*arguments)
 
-    monkeypatch.setattr(node_parts, "add_note", add_on_one_node)
-    errors = save(nodes[:2], 1)
+    save(nodes[:2], 1)
+    real = attrgetter(failing)(node_parts)
+    monkeypatch.setattr(f"core_neighbour.node_parts.{failing}", fail_on_one)
+    errors = save(nodes[:2], 1, name="step-2.ckpt")
     assert [type(error) for error in errors] == [CheckpointError] * 2
     assert all("No space left on device" in str(error) for error in errors)
+    monkeypatch.undo()
+    assert load(nodes[:2], 1) == [(newest, 0.0)] * 2
 
 
 def test_a_part_of_which_a_file_is_gone_is_not_whole(nodes):

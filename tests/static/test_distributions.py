@@ -56,7 +56,6 @@ NOT_DECLARED = {
     "hpu": {"core_deepspeed"},  # for one test, which is skipped without it
     "lightning": {"lightning"},  # the name that core-lightning itself gives to programs
     "transformers": {"core_deepspeed", "tqdm"},  # for a table by hand, and of transformers' own
-    "plan": {"core_deepspeed", "tqdm", "transformers"},  # for tables by hand
     "parallel": {"core_deepspeed", "diffusers", "timm", "torchvision"},  # for comparisons by hand, and what is skipped
 }
 

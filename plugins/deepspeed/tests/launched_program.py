@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Module, Trainer
+from core_testing.ranks import QUIET
 
 BATCH = 8
 
@@ -44,10 +45,7 @@ def main():
     trainer = Trainer(
         accelerator="cpu",
         max_epochs=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **QUIET,
         use_distributed_sampler=True,
         **options.arguments,
     )

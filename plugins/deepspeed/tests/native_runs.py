@@ -2,12 +2,11 @@
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+from zero_ranks import CUT
 
 from core import Module, Trainer
 from core_deepspeed import DeepSpeedStrategy
-
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
-CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+from core_testing.ranks import QUIET
 
 
 class Net(Module):

@@ -7,13 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
-from torch.utils.data import DataLoader, TensorDataset
+from zero_ranks import end, loss_of, on_two_ranks, share_of
 
-from core import ConfigurationError, Fabric, Module
+from core import ConfigurationError, Fabric
 from core_deepspeed import DeepSpeedStrategy
-from core_testing import Backend
 
-CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 NUM_BLOCKS, NUM_STEPS = 3, 8
 
 
@@ -44,40 +42,32 @@ CALLS = {
 }
 
 
-class Net(Module):
+class Net(nn.Module):
     def __init__(self, way):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 1)
         self.blocks = nn.ModuleList(Block() for _ in range(NUM_BLOCKS))
-        self.way, self.losses = way, []
+        self.way = way
 
-    def on_train_start(self):
-        torch.manual_seed(self.global_rank)
-
-    def training_step(self, batch):
-        hidden = self.first(batch[0])
+    def forward(self, inputs):
+        hidden = self.first(inputs)
         for block in self.blocks:
             hidden = hidden + CALLS[self.way](block, hidden)
-        loss = functional.mse_loss(self.last(hidden), batch[0].sum(1, keepdim=True).sin())
-        self.losses.append(loss.item())
-        return loss
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=0.02)
+        return self.last(hidden)
 
 
 def train(rank, way):
-    module = Net(way)
-    data = torch.randn(8 * NUM_STEPS, 5, generator=torch.Generator().manual_seed(1))
-    arguments = {"activation_checkpointing": "units"} if way == "by an argument" else {}
-    rank.trainer(max_epochs=1, **arguments).fit(module, DataLoader(TensorDataset(data), batch_size=4))
-    return module.losses, module.state_dict(), [block.num_calls for block in module.blocks]
-
-
-def on_two_ranks(function, *args, stage, **options):
-    make = functools.partial(DeepSpeedStrategy, stage, config=CUT if stage == 3 else None, **options)
-    return Backend(make, num_processes=2, data_parallel_size=2).run(function, *args)
+    fabric, net, losses = rank.fabric(), Net(way), []
+    model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=0.02))
+    torch.manual_seed(rank.number)
+    for step in range(NUM_STEPS):
+        fabric.backward(loss := loss_of(model, share_of(rank, step)))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    weights = end(fabric, net)
+    return losses, weights, [block.num_calls for block in net.blocks]
 
 
 @functools.cache
@@ -97,15 +87,15 @@ def trained_plainly(stage):
     ],
 )
 def test_what_is_computed_twice_learns_the_same(stage, way, options):
-    results = on_two_ranks(train, way, stage=stage, **options)
+    given = {"activation_checkpointing": "units"} if way == "by an argument" else {}
+    results = on_two_ranks(train, way, stage=stage, trainer=given, **options)
     for (losses, weights, calls), (expected_losses, expected_weights, once) in zip(
         results, trained_plainly(stage), strict=True
     ):
         assert once == [NUM_STEPS] * NUM_BLOCKS
         assert calls == [2 * NUM_STEPS] * NUM_BLOCKS
         assert losses == expected_losses
-        for name, value in expected_weights.items():
-            assert torch.equal(weights[name], value), name
+        torch.testing.assert_close(weights, expected_weights, rtol=0, atol=0)
 
 
 def test_two_ways_to_say_what_becomes_of_activations():

@@ -1,6 +1,5 @@
 """The configuration that DeepSpeed gets, without DeepSpeed."""
 
-import json
 import subprocess
 import sys
 
@@ -34,27 +33,6 @@ def refusal_of_run(given_config=None, *, run=None, **given):
 
 
 class TestOptions:
-    def test_each_has_its_place(self):
-        config = config_of(stage=3, offload_optimizer=True, offload_parameters=True, max_in_cpu=7, reduce_bucket_size=9)
-        zero = config["zero_optimization"]
-        assert (zero["stage"], zero["reduce_bucket_size"]) == (3, 9)
-        assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": False, "buffer_count": 4}
-        assert zero["offload_param"]["max_in_cpu"] == 7
-        assert "aio" not in config
-        assert "fp16" not in config
-
-    def test_nvme(self, tmp_path):
-        offload = {"offload_optimizer": True, "offload_optimizer_device": "nvme", "nvme_path": tmp_path}
-        config = config_of(stage=3, thread_count=3, **offload)
-        assert config["zero_optimization"]["offload_optimizer"]["nvme_path"] == str(tmp_path)
-        assert config["aio"]["intra_op_parallelism"] == 3
-        json.dumps(config)  # DeepSpeed writes it into checkpoints
-
-    def test_the_default_is_stage_2_and_no_offload(self):
-        zero = config_of()["zero_optimization"]
-        assert zero["stage"] == 2
-        assert not zero.keys() & {"offload_param", "offload_optimizer"}
-
     def test_any_optimizer_is_taken_unless_the_user_says_no(self):
         assert config_of()["zero_allow_untested_optimizer"] is True
         assert config_of()["zero_force_ds_cpu_optimizer"] is False

@@ -1,6 +1,7 @@
 """The configuration as DeepSpeed reads it: every option where it should be, and no key that isn't known here."""
 
 import inspect
+import json
 import logging
 from operator import attrgetter
 
@@ -95,7 +96,9 @@ def test_an_option_is_read(tmp_path, case):
 
 
 def test_the_folder_on_the_disk_is_read(tmp_path):
-    zero = DeepSpeedConfig(told(tmp_path, **DISK)).zero_config
+    config = told(tmp_path, **DISK)
+    json.dumps(config)  # DeepSpeed writes it into checkpoints
+    zero = DeepSpeedConfig(config).zero_config
     assert zero.offload_param.nvme_path == zero.offload_optimizer.nvme_path == tmp_path
 
 

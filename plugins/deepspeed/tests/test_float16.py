@@ -1,25 +1,18 @@
 """float16, in which the engine scales the loss. Simulated where the CPU has none: DeepSpeed is told that it has."""
 
-import functools
-
 import pytest
 import torch
+import zero_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import ConfigurationError, Fabric, Module
-from core_deepspeed import DeepSpeedStrategy
-from core_testing import Backend
 
 INPUTS = torch.linspace(-1, 1, 48).reshape(8, 6)
-CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 stages = pytest.mark.parametrize("stage", [1, 2, 3])
 
 
 def on_two_ranks(function, stage, *args, precision="16-mixed", **options):
-    make = functools.partial(DeepSpeedStrategy, stage, config=CUT if stage == 3 else None, **options)
-    return Backend(make, num_processes=2, data_parallel_size=2, options={"precision": precision}).run(function, *args)[
-        0
-    ]
+    return zero_ranks.on_two_ranks(function, *args, stage=stage, trainer={"precision": precision}, **options)[0]
 
 
 class Net(Module):
@@ -51,10 +44,8 @@ class Net(Module):
 
 
 def fit(rank, max_steps, path=None, ckpt_path=None):
-    module, loader = (
-        Net(path),
-        DataLoader(TensorDataset(INPUTS.repeat(8, 1)), batch_size=8 // rank.backend.data_parallel_size),
-    )
+    module, data = Net(path), TensorDataset(INPUTS.repeat(8, 1))
+    loader = DataLoader(data, batch_size=8 // rank.backend.data_parallel_size)
     trainer = rank.trainer(max_steps=max_steps, max_epochs=10)
     trainer.fit(module, loader, ckpt_path=ckpt_path)
     return module.losses, module.scales, module.dtypes, module.state_dict()
@@ -63,7 +54,7 @@ def fit(rank, max_steps, path=None, ckpt_path=None):
 @stages
 @pytest.mark.parametrize("precision", ["16-mixed", "16-true"])
 def test_it_learns_what_one_device_learns_in_float32(has_float16, stage, precision):
-    expected, _, _, weights = Backend(lambda: "single_device").run(fit, 20)[0]
+    expected, _, _, weights = zero_ranks.on_one_device(fit, 20)
     losses, scales, dtypes, found = on_two_ranks(fit, stage, 20, precision=precision, initial_scale_power=8)
     assert losses == pytest.approx(expected, rel=2e-2)
     assert dtypes == {torch.float16}

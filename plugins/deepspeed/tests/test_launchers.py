@@ -6,13 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from core.cluster import reserve_port
 from core_testing import programs
+from core_testing.waiting import slowness, wait_until
 from support.checkout import in_checkout
 
 HERE = Path(__file__).parent
@@ -31,7 +31,7 @@ def run_all(*commands, **variables):
     """Run commands side by side to their ends; the exit code and output of each."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
     started = [start([*map(str, one)], environment) for one in commands]
-    outputs = [process.communicate(timeout=240)[0] for process in started]
+    outputs = [process.communicate(timeout=240 * slowness())[0] for process in started]
     return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
 
 
@@ -105,12 +105,6 @@ def test_devices_that_contradict_the_deepspeed_launcher(tmp_path):
     ) in output
 
 
-@pytest.mark.slow
-def test_torchrun(assert_trains):
-    launcher = (*programs.TORCHRUN, "--standalone", "--nproc-per-node", 2)
-    assert_trains(launcher, places=[(0, 0), (0, 1)], environment="TorchElasticEnvironment")
-
-
 def test_torchrun_on_two_nodes(assert_trains):
     meeting = ("--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1", "--master-port", free_port())
     assert_trains(
@@ -142,14 +136,14 @@ def test_nobody_is_left_under_the_deepspeed_launcher(tmp_path, end):
     launcher = deepspeed("--no_local_rank", "--num_accelerators", 2)
     command = [*map(str, (*launcher, TRAINED_UNTIL_INTERRUPTED, tmp_path, STAGE_3["strategy"], "steps"))]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    await_(lambda: len([path for path in tmp_path.glob("pid-*") if path.read_text()]) == 2)
+    wait_until(lambda: len([path for path in tmp_path.glob("pid-*") if path.read_text()]) == 2, "pids of both ranks")
     ranks = [int((tmp_path / f"pid-{rank}").read_text()) for rank in (0, 1)]
     if end == "ctrl-c":
         os.killpg(process.pid, signal.SIGINT)
     else:
         os.kill(ranks[0], signal.SIGKILL)
-    assert process.wait(timeout=100) != 0
-    await_(lambda: not any(map(is_alive, ranks)))
+    assert process.wait(timeout=100 * slowness()) != 0
+    wait_until(lambda: not any(map(is_alive, ranks)), "end of both ranks")
     if end == "ctrl-c":
         assert (tmp_path / "saved" / "on_exception.ckpt").exists()
 
@@ -159,10 +153,3 @@ def is_alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def await_(condition, timeout_s=100):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

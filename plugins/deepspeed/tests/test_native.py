@@ -16,8 +16,7 @@ def test_a_run_goes_on_and_its_weights_come_out(tmp_path, stage):
     expected, weights = fit(tmp_path, native(stage), 2, path=path)
     found, resumed = fit(tmp_path, native(stage), 2, ckpt_path=path)
     assert found == pytest.approx(expected, rel=1e-5)
-    for name, value in weights.items():
-        torch.testing.assert_close(resumed[name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(resumed, weights, rtol=1e-5, atol=1e-6)
 
     convert_checkpoint(path, tmp_path / "weights.pt", TorchCheckpointIO(), reader=NativeCheckpointIO())
     model = load_checkpoint(tmp_path / "weights.pt")["model"]

@@ -9,10 +9,7 @@ import functools
 import pytest
 import torch
 from torch import nn
-
-from core.strategies import STRATEGY_REGISTRY
-from core_deepspeed import DeepSpeedStrategy
-from core_testing import Backend
+from zero_ranks import on_two_ranks
 
 NUM_FEATURES = 1024
 """DeepSpeed swaps no tensor that is smaller than a block of the disk, of 1 MiB."""
@@ -37,36 +34,26 @@ def train(rank, folder):
     return weights, num_files
 
 
-def on_two_ranks(folder, **options):
-    make = functools.partial(DeepSpeedStrategy, 3, **options)
-    return Backend(make, num_processes=2, data_parallel_size=2).run(train, folder)[0]
+OFFLOAD = {"offload_optimizer": True}
+ON_DISK = {**OFFLOAD, "offload_optimizer_device": "nvme"}
+# In bf16, the only format of parameters that DeepSpeed puts on a disk faithfully.
+ALL_ON_DISK = {**ON_DISK, "offload_parameters": True, "offload_params_device": "nvme", "remote_device": "nvme"}
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("nvme", marks=pytest.mark.nvme)])
-def test_where_optimizer_state_is_kept_changes_nothing(tmp_path, device):
-    path = {"nvme_path": tmp_path} if device == "nvme" else {}
-    options = {"offload_optimizer": True, "offload_optimizer_device": device, **path}
-    weights, num_files = on_two_ranks(tmp_path, **options)
-    expected, _ = on_two_ranks(tmp_path)
-    for name, value in expected.items():
-        torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-4)
-    assert (num_files > 0) == (device == "nvme")
-    assert not list(tmp_path.iterdir()), "files are left"
-
-
-@pytest.mark.nvme
-def test_parameters_and_optimizer_state_on_a_disk(tmp_path):
-    """As the alias has it; in bf16, the only format of parameters that DeepSpeed puts on a disk faithfully."""
-
-    def on_ranks(alias, **options):
-        make = functools.partial(STRATEGY_REGISTRY.create, alias, **options)
-        return Backend(make, num_processes=2, data_parallel_size=2, options={"precision": "bf16-mixed"}).run(
-            train, tmp_path
-        )[0]
-
-    weights, num_files = on_ranks("deepspeed_stage_3_offload_nvme", nvme_path=tmp_path)
-    expected, _ = on_ranks("deepspeed_stage_3_offload")
-    assert num_files > 0
-    for name, value in expected.items():
-        torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-4)
+@pytest.mark.parametrize(
+    ("options", "others", "precision"),
+    [
+        (OFFLOAD, {}, "32-true"),
+        pytest.param(ON_DISK, {}, "32-true", marks=pytest.mark.nvme),
+        pytest.param(ALL_ON_DISK, {**OFFLOAD, "offload_parameters": True}, "bf16-mixed", marks=pytest.mark.nvme),
+    ],
+    ids=["cpu", "nvme", "parameters on nvme too"],
+)
+def test_where_state_is_kept_changes_nothing(tmp_path, options, others, precision):
+    is_on_disk = "nvme" in options.values()
+    where = {**options, "nvme_path": tmp_path} if is_on_disk else options
+    run = functools.partial(on_two_ranks, train, tmp_path, stage=3, config=None, trainer={"precision": precision})
+    (weights, num_files), (expected, _) = run(**where)[0], run(**others)[0]
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-4)
+    assert (num_files > 0) == is_on_disk
     assert not list(tmp_path.iterdir()), "files are left"

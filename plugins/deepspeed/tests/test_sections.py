@@ -5,13 +5,13 @@ import json
 
 import pytest
 import torch
+import zero_ranks
 from deepspeed.runtime.lr_schedules import WarmupLR
 from torch.utils.data import DataLoader, TensorDataset
-from zero_ranks import loss_of, make_batch, make_model
+from zero_ranks import end, loss_of, make_batch, make_model, on_one_device, share_of
 
 from core import Capability, ConfigurationError, Fabric, Module, ModuleError, Trainer, WorkerError
 from core_deepspeed import DeepSpeedStrategy
-from core_testing import Backend
 
 ADAMW = {"type": "AdamW", "params": {"lr": 0.05, "betas": [0.8, 0.9], "weight_decay": 0.1}}
 WARMUP = {"type": "WarmupLR", "params": {"warmup_max_lr": 0.05, "warmup_num_steps": 4, "warmup_type": "linear"}}
@@ -58,21 +58,18 @@ def fit(rank, kind):
 
 @functools.cache
 def expected():
-    return Backend(lambda: "single_device").run(fit, WithBoth)[0]
+    return on_one_device(fit, WithBoth)
 
 
-def on_two_ranks(config, function, *args, **options):
-    return Backend(
-        functools.partial(DeepSpeedStrategy, config=config, **options), num_processes=2, data_parallel_size=2
-    ).run(function, *args)
+def on_two_ranks(config, function, *args):
+    return zero_ranks.on_two_ranks(function, *args, stage=None, config=config)
 
 
 def assert_trained(found):
     rates, weights = expected()
     assert found[0] == rates
     assert len(set(rates)) == 5
-    for name, value in weights.items():
-        torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[1], weights, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("zero", [{}, {"zero_optimization": {"stage": 2}}])
@@ -111,22 +108,20 @@ def loop(rank, is_of_config, takes_scheduler=True):
     rates = []
     for step in range(6):
         rates.append(optimizer.param_groups[0]["lr"])
-        fabric.backward(loss_of(module.layers, make_batch(step, rank.number if fabric.world_size == 2 else None)))
+        fabric.backward(loss_of(module.layers, share_of(rank, step)))
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-    weights = fabric.strategy.get_module_state_dict(model.module, layout="full")
-    fabric.teardown()
+    weights = end(fabric, model.module)
     return rates, weights
 
 
 def test_a_loop_by_hand_takes_them_from_the_strategy():
-    rates, weights = Backend(lambda: "single_device").run(loop, False)[0]
+    rates, weights = on_one_device(loop, False)
     both = {"optimizer": ADAMW, "scheduler": WARMUP}
     found = on_two_ranks(both, loop, True)[0]
     assert found[0] == rates
-    for name, value in weights.items():
-        torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[1], weights, rtol=1e-5, atol=1e-6)
     with pytest.raises(WorkerError, match=r"'optimizer', .* optimizer = fabric\.strategy\.make_optimizer\(model\) bef"):
         on_two_ranks(both, loop, False)
     with pytest.raises(WorkerError, match=r"'scheduler', .* scheduler = fabric\.strategy\.make_scheduler\(optimizer\)"):

@@ -3,10 +3,9 @@
 import pytest
 import torch
 from torch import nn
-from zero_ranks import STAGES, make_batch, make_model, on_two_ranks
+from zero_ranks import STAGES, make_model, on_one_device, on_two_ranks, share_of
 
 from core import WorkerError
-from core_testing import Backend
 
 
 def generate_and_judge(rank, way):
@@ -18,9 +17,7 @@ def generate_and_judge(rank, way):
     (generator, its), (judge, others) = prepared
     losses = []
     for step in range(4):
-        real, noise = (
-            make_batch(number, rank.number if fabric.world_size == 2 else None) for number in (step, 9 + step)
-        )
+        real, noise = share_of(rank, step), share_of(rank, 9 + step)
         made = generator(noise[:, :1])
         judged = (judge(real) - 1).square().mean() + judge(made.detach()).square().mean()
         fabric.backward(judged, model=judge)
@@ -43,7 +40,7 @@ def generate_and_judge(rank, way):
 @pytest.mark.parametrize("way", ["kept", "dropped", "frozen"])
 def test_a_loss_that_goes_through_two_models(stage, way):
     """Gradients that the second model gets from it stay until they are dropped, as everywhere."""
-    expected = Backend(lambda: "single_device").run(generate_and_judge, way)[0]
+    expected = on_one_device(generate_and_judge, way)
     for found in on_two_ranks(generate_and_judge, way, stage=stage):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -57,7 +54,7 @@ def learn_from_a_teacher(rank, frozen):
     pupil, optimizer = fabric.setup(pupil, torch.optim.SGD(pupil.parameters(), lr=0.2))
     losses = []
     for step in range(3):
-        batch = make_batch(step, rank.number if fabric.world_size == 2 else None)
+        batch = share_of(rank, step)
         with torch.inference_mode():
             wanted = teacher(batch)
         loss = (teacher(pupil(batch)) - wanted.clone() - 1).square().mean()
@@ -73,7 +70,7 @@ def learn_from_a_teacher(rank, frozen):
 @STAGES
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_model_without_an_optimizer(stage, frozen):
-    expected, sizes = Backend(lambda: "single_device").run(learn_from_a_teacher, frozen)[0]
+    expected, sizes = on_one_device(learn_from_a_teacher, frozen)
     for found, own in on_two_ranks(learn_from_a_teacher, frozen, stage=stage):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
         assert own == ([0] * len(sizes) if stage == 3 else sizes)

@@ -12,55 +12,42 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
-from zero_ranks import CUT, STAGES, loss_of, make_batch, make_model, on_two_ranks
+from zero_ranks import CUT, STAGES, end, loss_of, make_batch, make_model, on_one_device, on_two_ranks, share_of
 
 from core import ConfigurationError, Fabric, Module, ModuleError, Trainer, UnsupportedError, WorkerError
 from core.checkpoint import TorchCheckpointIO
-from core.strategies import STRATEGY_REGISTRY
 from core_deepspeed import DeepSpeedStrategy
 from core_testing import Backend
 
-QUIET = {
-    "accelerator": "cpu",
-    "logger": False,
-    "enable_progress_bar": False,
-    "enable_checkpointing": False,
-    "enable_model_summary": False,
-}
+NEAR = {"rtol": 1e-5, "atol": 1e-6}
 
 
 # formats --------------------------------------------------------------------------------------------------------------
 
 
 def keep(rank):
-    """A buffer that no state has, and a layer that is named; the formats that they have after steps, and warnings."""
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
+    """A buffer that no state has, and a layer that is named; the formats that they have after a step, and warnings."""
+    handler, fabric, model = logging.Handler(), rank.fabric(), make_model()
+    handler.emit = Mock()
     logging.getLogger("core_deepspeed").addHandler(handler)
-    fabric = rank.fabric()
-    model = make_model()
     model.register_buffer("frequencies", torch.tensor([1.001]), persistent=False)
     model.keep_in_float32 = ("0",)
     model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
-    for step in range(2):
-        fabric.backward(loss_of(model, make_batch(step, rank.number)).float())
-        optimizer.step()
-        optimizer.zero_grad()
+    fabric.backward(loss_of(model, make_batch(0, rank.number)).float())
+    optimizer.step()
     found = model.module.frequencies, {one.dtype for one in model.module.parameters()}
     fabric.teardown()
-    return *found, lines
+    return *found, "".join(call.args[0].getMessage() for call in handler.emit.call_args_list)
 
 
 @STAGES
 def test_buffers_are_kept_in_float32_and_a_line_says_which_parameters_are_not(stage):
-    backend = Backend(lambda: DeepSpeedStrategy(stage), num_processes=2, options={"precision": "bf16-true"})
-    found = backend.run(keep)
+    found = on_two_ranks(keep, stage=stage, config=None, trainer={"precision": "bf16-true"})
     for frequencies, dtypes, _ in found:
         assert torch.equal(frequencies, torch.tensor([1.001]))
         assert dtypes == {torch.bfloat16}
     line = r"keeps parameters in float32 \(0\.weight.*\), and DeepSpeed's engine computes with all of them in bfloat16"
-    assert [bool(re.search(line, "".join(lines))) for *_, lines in found] == [True, False]
+    assert [bool(re.search(line, said)) for *_, said in found] == [True, False]
 
 
 # gradients ------------------------------------------------------------------------------------------------------------
@@ -71,17 +58,15 @@ def accumulate_and_drop(rank):
     fabric = rank.fabric()
     model = make_model()
     model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
-    share = rank.number if fabric.world_size == 2 else None
     for step in range(4):
-        fabric.backward(loss_of(model, make_batch(100 + step, share)) * 1000)
+        fabric.backward(loss_of(model, share_of(rank, 100 + step)) * 1000)
         optimizer.zero_grad()
         for batch in (2 * step, 2 * step + 1):
-            fabric.backward(loss_of(model, make_batch(batch, share)) / 2)
+            fabric.backward(loss_of(model, share_of(rank, batch)) / 2)
         optimizer.step()
         optimizer.zero_grad()
         optimizer.step()  # without gradients: nothing to do
-    weights = fabric.strategy.get_module_state_dict(model.module, layout="full")
-    fabric.teardown()
+    weights = end(fabric, model.module)
     return weights
 
 
@@ -89,32 +74,25 @@ def accumulate_and_drop(rank):
     ("stage", "offload"), [(stage, offload) for stage in range(4) for offload in (False, True)[: stage + 1]]
 )
 def test_gradients_are_dropped_and_accumulated(stage, offload):
-    expected = Backend(lambda: "single_device").run(accumulate_and_drop)[0]
+    expected = on_one_device(accumulate_and_drop)
     found = on_two_ranks(accumulate_and_drop, stage=stage, offload_optimizer=offload)[0]
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, expected, **NEAR)
 
 
-def norm_and_clip(rank, by_value):
-    fabric = rank.fabric()
-    model = make_model()
+def norm_and_clip(rank, **limit):
+    fabric, model = rank.fabric(), make_model()
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    fabric.backward(loss_of(model, make_batch(0, rank.number if fabric.world_size == 2 else None)))
-    norm = fabric.clip_gradients(model, optimizer, **({"clip_val": 0.1} if by_value else {"max_norm": 0.1}))
+    fabric.backward(loss_of(model, share_of(rank, 0)))
+    norm = fabric.clip_gradients(model, optimizer, **limit)
     optimizer.step()
-    weights = fabric.strategy.get_module_state_dict(model.module, layout="full")
-    fabric.teardown()
+    weights = end(fabric, model.module)
     return norm, weights
 
 
 @STAGES
 def test_clipping_by_hand_gives_the_norm(stage):
-    norm, weights = Backend(lambda: "single_device").run(norm_and_clip, False)[0]
-    results = on_two_ranks(norm_and_clip, False, stage=stage)
-    for found, _ in results:
-        torch.testing.assert_close(found, norm, rtol=1e-5, atol=0)
-    for name, value in weights.items():
-        torch.testing.assert_close(results[0][1][name], value, rtol=1e-5, atol=1e-6)
+    clip = functools.partial(norm_and_clip, max_norm=0.1)
+    torch.testing.assert_close(on_two_ranks(clip, stage=stage)[0], on_one_device(clip), **NEAR)
 
 
 def autocast(rank):
@@ -126,12 +104,11 @@ def autocast(rank):
     first = next(part for part in user_model.modules() if isinstance(part, nn.Linear))
     first.register_forward_hook(lambda layer, inputs, output: formats.append(str(output.dtype)))
     for step in range(2):
-        fabric.backward(loss_of(model, make_batch(step, rank.number if fabric.world_size == 2 else None)))
+        fabric.backward(loss_of(model, share_of(rank, step)))
         formats.append(str(next(user_model.parameters()).dtype))
         optimizer.step()
         optimizer.zero_grad()
-    weights = fabric.strategy.get_module_state_dict(model.module, layout="full")
-    fabric.teardown()
+    weights = end(fabric, model.module)
     marked = [name for name, parameter in user_model.named_parameters() if hasattr(parameter, "comm_dtype")]
     of_library = sys.modules.get("deepspeed.runtime.torch_autocast")
     return formats, weights, (marked, of_library is not None and of_library.is_autocast_initialized())
@@ -141,13 +118,11 @@ def autocast(rank):
 def test_the_block_of_autocast_computes_in_bfloat16_from_float32(stage):
     """As `bf16-mixed` does on one device, and nothing of it stays on the user's parameters or in the process."""
     options = {"precision": "bf16-mixed"}
-    expected = Backend(lambda: "single_device", options=options).run(autocast)[0]
+    expected = on_one_device(autocast, **options)
     config = {"torch_autocast": {"enabled": True}, **(CUT if stage == 3 else {})}
-    make = functools.partial(DeepSpeedStrategy, stage=stage, config=config)
-    formats, weights, left = Backend(make, num_processes=2, data_parallel_size=2, options=options).run(autocast)[0]
+    formats, weights, left = on_two_ranks(autocast, stage=stage, config=config, trainer=options)[0]
     assert formats == expected[0] == ["torch.bfloat16", "torch.float32"] * 2
-    for name, value in expected[1].items():
-        torch.testing.assert_close(weights[name], value, rtol=0, atol=0.01)
+    torch.testing.assert_close(weights, expected[1], rtol=0, atol=0.01)
     assert left == ([], False)
 
 
@@ -164,9 +139,9 @@ def test_a_forward_stays_in_the_autocast_that_is_around_it(stage):
 
 def test_clipping_by_value_is_refused():
     with pytest.raises(WorkerError, match="clips gradients by their 2-norm only"):
-        on_two_ranks(norm_and_clip, True)
+        on_two_ranks(functools.partial(norm_and_clip, clip_val=0.1))
     with pytest.raises(UnsupportedError, match="can't clip gradients by value"):
-        Trainer(strategy="deepspeed", devices=2, gradient_clip_val=1.0, gradient_clip_algorithm="value", **QUIET)
+        Trainer(strategy="deepspeed", accelerator="cpu", gradient_clip_val=1.0, gradient_clip_algorithm="value")
 
 
 # parameters and buffers -----------------------------------------------------------------------------------------------
@@ -204,10 +179,9 @@ def step_uncommon(rank, factor):
 @STAGES
 def test_uncommon_parameters_train_as_on_one_device(stage):
     factor = torch.tensor([1.5] if stage == 3 else 1.5)
-    expected, *_ = Backend(lambda: "single_device").run(step_uncommon, factor)[0]
+    expected, *_ = on_one_device(step_uncommon, factor)
     results = on_two_ranks(step_uncommon, factor, stage=stage)
-    for name, value in expected.items():
-        torch.testing.assert_close(results[0][0][name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(results[0][0], expected, **NEAR)
     for _, shift, shape in results:
         assert shift.tolist() == [1.0] * 5
         assert shape == factor.shape
@@ -267,9 +241,9 @@ def test_parameters_that_all_ranks_leave_out_stay_when_offloaded(stage):
 
 
 def assert_left_out_as_on_one_device(**options):
-    single = Backend(lambda: "single_device").run(fit_apart, False, False)[0]
-    for name, found in on_two_ranks(fit_apart, False, False, timeout=SOON, **options)[0].items():
-        torch.testing.assert_close(found, single[name], rtol=1e-5, atol=1e-6)
+    single = on_one_device(fit_apart, False, False)
+    found = on_two_ranks(fit_apart, False, False, timeout=SOON, **options)[0]
+    torch.testing.assert_close(found, single, **NEAR)
 
 
 def test_parameters_that_one_rank_leaves_out_count_as_zeros_at_stage_0():
@@ -300,31 +274,27 @@ class BuiltLate(Module):
     def training_step(self, batch, batch_idx):
         return loss_of(self.layers, batch[0])
 
-    def predict_step(self, batch, batch_idx):
-        return self.layers(batch[0])
-
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=0.02)
 
 
-def fit_and_predict(rank):
-    module = BuiltLate()
+def make_loader(rank):
     data = TensorDataset(torch.cat([make_batch(step, None) for step in range(4)]))
-    loader = DataLoader(data, batch_size=8 // rank.backend.data_parallel_size)
-    rank.trainer(max_epochs=2).fit(module, loader)
-    predictions = rank.trainer().predict(module, loader)
-    return module.sizes, module.state_dict(), torch.cat([part.float() for part in predictions])
+    return DataLoader(data, batch_size=8 // rank.backend.data_parallel_size)
+
+
+def fit_built_late(rank):
+    module = BuiltLate()
+    rank.trainer(max_epochs=2).fit(module, make_loader(rank))
+    return module.sizes, module.state_dict()
 
 
 def test_what_configure_model_builds_is_cut_at_once():
-    whole, weights, predictions = Backend(lambda: "single_device").run(fit_and_predict)[0]
-    results = on_two_ranks(fit_and_predict, stage=3)
-    for sizes, found, _ in results:
-        assert sum(whole) > 0
+    whole, weights = on_one_device(fit_built_late)
+    assert sum(whole) > 0
+    for sizes, found in on_two_ranks(fit_built_late, stage=3):
         assert sizes == [0] * len(whole)  # as DeepSpeed leaves them between uses
-        for name, value in weights.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(results[0][2], predictions, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found, weights, **NEAR)
 
 
 class Judged(BuiltLate):
@@ -333,12 +303,13 @@ class Judged(BuiltLate):
 
     test_step = validation_step
 
+    def predict_step(self, batch, batch_idx):
+        return self.layers(batch[0])
+
 
 def evaluate_a_checkpoint(rank, path):
     """Losses by `validate` and `test`, and predictions, of modules that have never been trained here."""
-    data = TensorDataset(torch.cat([make_batch(step, None) for step in range(4)]))
-    loader = DataLoader(data, batch_size=8 // rank.backend.data_parallel_size)
-    trainer = rank.trainer(max_epochs=1)
+    loader, trainer = make_loader(rank), rank.trainer(max_epochs=1)
     trainer.fit(Judged(), loader, loader)
     trainer.save_checkpoint(path, weights_only=True)
     (validated,) = rank.trainer().validate(Judged(), loader, ckpt_path=path)
@@ -349,11 +320,11 @@ def evaluate_a_checkpoint(rank, path):
 
 @STAGES
 def test_a_checkpoint_is_evaluated(tmp_path, stage):
-    expected, predictions = Backend(lambda: "single_device").run(evaluate_a_checkpoint, tmp_path / "one")[0]
+    expected, predictions = on_one_device(evaluate_a_checkpoint, tmp_path / "one")
     results = on_two_ranks(evaluate_a_checkpoint, tmp_path / "two", stage=stage)
     for found, _ in results:
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(results[0][1], predictions, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found, expected, **NEAR)
+    torch.testing.assert_close(results[0][1], predictions, **NEAR)
 
 
 def evaluate_twice(rank):
@@ -372,11 +343,8 @@ def evaluate_twice(rank):
 
 def test_an_evaluation_in_16_bits_rounds_no_weight():
     """Without an optimizer an engine has no masters, and would leave the weights as it has computed with them."""
-    make = functools.partial(DeepSpeedStrategy, 3, config=CUT)
-    options = {"precision": "bf16-mixed"}
-    for before, after, (first, second) in Backend(make, num_processes=2, data_parallel_size=2, options=options).run(
-        evaluate_twice
-    ):
+    results = on_two_ranks(evaluate_twice, stage=3, trainer={"precision": "bf16-mixed"})
+    for before, after, (first, second) in results:
         torch.testing.assert_close(after, before, rtol=0, atol=0)
         torch.testing.assert_close(second, first, rtol=0, atol=0)
 
@@ -442,28 +410,6 @@ def test_the_summary_counts_what_is_cut(caplog, capfd):
 # offloading -----------------------------------------------------------------------------------------------------------
 
 
-def adam_and_scheduler(rank):
-    fabric, model = rank.fabric(), make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-    model, optimizer = fabric.setup(model, optimizer)
-    rates = []
-    for step in range(4):
-        fabric.backward(loss_of(model, make_batch(step, rank.number)))
-        optimizer.step()
-        scheduler.step()
-        rates.append(optimizer.param_groups[0]["lr"])
-    kind = type(fabric.strategy.optimizers[0]).__name__
-    fabric.teardown()
-    return kind, rates
-
-
-def test_offloaded_adam_is_deepspeeds_and_schedulers_go_on(caplog):
-    with caplog.at_level(logging.INFO, "core_deepspeed"):
-        results = on_two_ranks(adam_and_scheduler, offload_optimizer=True)
-    assert results == [("DeepSpeedCPUAdam", [0.02, 0.01, 0.01, 0.005])] * 2
-
-
 def step_offloaded(rank, make_optimizer):
     torch.manual_seed(0)
     fabric, model = rank.fabric(), make_model()
@@ -473,8 +419,7 @@ def step_offloaded(rank, make_optimizer):
         optimizer.step()
         optimizer.zero_grad()
     kind = type(fabric.strategy.optimizers[0]).__name__
-    weights = fabric.strategy.get_module_state_dict(model.module, layout="full")
-    fabric.teardown()
+    weights = end(fabric, model.module)
     return kind, weights
 
 
@@ -490,32 +435,18 @@ def test_an_adam_keeps_its_weight_decay_when_it_is_offloaded(monkeypatch):
     decoupled = functools.partial(torch.optim.Adam, lr=0.02, weight_decay=0.3, decoupled_weight_decay=True)
     coupled = functools.partial(torch.optim.Adam, lr=0.02, weight_decay=0.3)
     for offloaded, alone in ((decoupled, decoupled), (coupled, coupled), (a_fused_adam, coupled)):
-        _, expected = Backend(lambda: "single_device").run(step_offloaded, alone)[0]
+        _, expected = on_one_device(step_offloaded, alone)
         kind, found = on_two_ranks(step_offloaded, offloaded, offload_optimizer=True)[0]
         assert kind == "DeepSpeedCPUAdam"
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found, expected, **NEAR)
 
 
 # refusals -------------------------------------------------------------------------------------------------------------
 
 
-def set_up(rank, kind, dtype, **options):
+def set_up(rank, kind, dtype=torch.float32):
     fabric, model = rank.fabric(), make_model().to(dtype)
-    fabric.setup(model, getattr(torch.optim, kind)(model.parameters(), **options))
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype", "message"),
-    [
-        ("Adafactor", torch.float32, "Adafactor looks at whole tensors"),
-        ("Adagrad", torch.float32, "DeepSpeed makes another Adagrad"),
-        ("AdamW", torch.float64, r"are of torch\.float64"),
-    ],
-)
-def test_optimizers_that_would_step_wrong(kind, dtype, message):
-    with pytest.raises(WorkerError, match=message):
-        on_two_ranks(set_up, kind, dtype)
+    fabric.setup(model, getattr(torch.optim, kind)(model.parameters()))
 
 
 def set_up_deepspeeds_own(rank, what):
@@ -532,31 +463,42 @@ def set_up_deepspeeds_own(rank, what):
     fabric.setup(model, optimizer)
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("Muon", "MuonWithAuxAdam looks at whole tensors.* return torch.optim.Muon, under strategy='fsdp'"),
-        ("experts", "'0' of Sequential is deepspeed.moe.layer.MoE, which .* isn't supported. strategy='parallel'"),
-    ],
-)
-def test_what_of_deepspeed_is_not_supported(what, message):
-    with pytest.raises(WorkerError, match=message):
-        on_two_ranks(set_up_deepspeeds_own, what)
-
-
-def test_an_optimizer_that_no_engine_steps():
-    with pytest.raises(WorkerError, match=r"LBFGS evaluates the loss several times in a step, .* strategy='ddp'"):
-        on_two_ranks(set_up, "LBFGS", torch.float32, stage=0)
-
-
 def set_up_embedding(rank):
     fabric, model = rank.fabric(), torch.nn.Embedding(4, 3, sparse=True)
     fabric.setup(torch.nn.Sequential(model), torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def test_sparse_gradients():
-    with pytest.raises(WorkerError, match=r"'0' of Sequential gives sparse gradients.* sparse=False"):
-        on_two_ranks(set_up_embedding)
+@pytest.mark.parametrize(
+    ("function", "arguments", "options", "message"),
+    [
+        (set_up, ("Adafactor",), {}, "Adafactor looks at whole tensors"),
+        (set_up, ("Adagrad",), {}, "DeepSpeed makes another Adagrad"),
+        (set_up, ("AdamW", torch.float64), {}, r"are of torch\.float64"),
+        (set_up, ("LBFGS",), {"stage": 0}, "LBFGS evaluates the loss several times in a step, .* strategy='ddp'"),
+        (
+            set_up,
+            ("AdamW",),
+            {"config": {"gradient_accumulation_steps": 4}},
+            "your own loop decides when the optimizer",
+        ),
+        (
+            set_up_deepspeeds_own,
+            ("Muon",),
+            {},
+            "MuonWithAuxAdam looks at whole tensors.* return torch.optim.Muon, under strategy='fsdp'",
+        ),
+        (
+            set_up_deepspeeds_own,
+            ("experts",),
+            {},
+            "'0' of Sequential is deepspeed.moe.layer.MoE, which .* isn't supported. strategy='parallel'",
+        ),
+        (set_up_embedding, (), {}, "'0' of Sequential gives sparse gradients.* sparse=False"),
+    ],
+)
+def test_what_no_engine_trains_is_refused(function, arguments, options, message):
+    with pytest.raises(WorkerError, match=message):
+        on_two_ranks(function, *arguments, **options)
 
 
 def unfreeze_and_add(rank):
@@ -590,29 +532,26 @@ def unfreeze_and_go_on(rank):
     model[2].requires_grad_(False)
     wrapped, optimizer = fabric.setup(model, torch.optim.RMSprop(model[:2].parameters(), lr=0.1))
     for step, group in enumerate((model[2].parameters(), None, None)):
-        fabric.backward(loss_of(wrapped, make_batch(step, rank.number if fabric.world_size == 2 else None)))
+        fabric.backward(loss_of(wrapped, share_of(rank, step)))
         optimizer.step()
         optimizer.zero_grad()
         if group is not None:
             optimizer.add_param_group({"params": group, "lr": 0.05})
         model.requires_grad_(True)
     kept = fabric.strategy.get_optimizer_state_dict(fabric.strategy.optimizers[0])
-    weights = fabric.strategy.get_module_state_dict(model, layout="full")
-    fabric.teardown()
+    weights = end(fabric, model)
     return {**weights, **{f"{name}.square_avg": entry["square_avg"] for name, entry in kept["state"].items()}}
 
 
 def test_at_stage_0_an_optimizer_is_the_users_own():
     """It may be one that looks at whole tensors, be given another group, and parameters may be unfrozen."""
-    expected = Backend(lambda: "single_device").run(unfreeze_and_go_on)[0]
+    expected = on_one_device(unfreeze_and_go_on)
     found = on_two_ranks(unfreeze_and_go_on, stage=0)[0]
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, expected, **NEAR)
 
 
-def set_up_statistics(rank, **options):
-    fabric, model = rank.fabric(**options), torch.nn.Sequential(make_model(), torch.nn.BatchNorm1d(1))
+def set_up_statistics(rank):
+    fabric, model = rank.fabric(), torch.nn.Sequential(make_model(), torch.nn.BatchNorm1d(1))
     model, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
     loss = model(make_batch(0, None)).square().mean()
     fabric.teardown()
@@ -620,11 +559,12 @@ def set_up_statistics(rank, **options):
 
 
 def test_running_statistics_in_another_format_than_weights():
-    in_bf16 = functools.partial(set_up_statistics, precision="bf16-mixed")
+    mixed = {"precision": "bf16-mixed"}
     with pytest.raises(WorkerError, match=r"'1' is a BatchNorm1d: .*'buffer_dtype': 'bf16'.* precision='bf16-true'"):
-        on_two_ranks(in_bf16)
-    assert on_two_ranks(in_bf16, config={"data_types": {"buffer_dtype": "bf16"}}) == [True, True]
-    assert on_two_ranks(functools.partial(set_up_statistics, precision="bf16-true")) == [True, True]
+        on_two_ranks(set_up_statistics, trainer=mixed)
+    buffers = {"data_types": {"buffer_dtype": "bf16"}}
+    assert on_two_ranks(set_up_statistics, config=buffers, trainer=mixed) == [True, True]
+    assert on_two_ranks(set_up_statistics, trainer={"precision": "bf16-true"}) == [True, True]
 
 
 def backward_of_nobody(rank):
@@ -643,6 +583,10 @@ def test_modules_that_differ_are_refused_and_a_loss_of_several_says_whose_it_is(
         on_two_ranks(backward_of_nobody)
 
 
+def fit_contradicted(rank):
+    rank.trainer(max_epochs=1).fit(BuiltLate(), make_loader(rank))
+
+
 @pytest.mark.parametrize(
     ("config", "arguments", "message"),
     [
@@ -652,20 +596,8 @@ def test_modules_that_differ_are_refused_and_a_loss_of_several_says_whose_it_is(
     ],
 )
 def test_a_config_that_contradicts_the_trainer(config, arguments, message):
-    strategy = DeepSpeedStrategy(start_method="fork", config=config)
-    trainer = Trainer(strategy=strategy, devices=2, max_epochs=1, **arguments, **QUIET)
-    with pytest.raises(WorkerError, match=message) as failure:
-        trainer.fit(BuiltLate(), DataLoader(TensorDataset(make_batch(0, None)), batch_size=4))
-    assert ConfigurationError.__name__ in str(failure.value)
-
-
-def set_up_plainly(rank):
-    set_up(rank, "SGD", torch.float32, lr=0.1)
-
-
-def test_a_window_in_the_config_of_a_loop_by_hand():
-    with pytest.raises(WorkerError, match="your own loop decides when the optimizer steps"):
-        on_two_ranks(set_up_plainly, config={"gradient_accumulation_steps": 4})
+    with pytest.raises(WorkerError, match=f"ConfigurationError.*{message}"):
+        on_two_ranks(fit_contradicted, config=config, trainer=arguments)
 
 
 def test_another_optimizer_than_zeros():
@@ -687,35 +619,28 @@ def test_unknown_options_are_refused():
     assert Fabric(strategy="deepspeed_stage_1", accelerator="cpu", devices=1).strategy.stage == 1
 
 
-def test_the_stage_of_a_config():
-    config = {"zero_optimization": {"stage": 3}}
-    assert DeepSpeedStrategy(config=config).stage == DeepSpeedStrategy(3, config=config).stage == 3
-    with pytest.raises(ConfigurationError, match="stage = 3, and stage=2"):
-        STRATEGY_REGISTRY.create("deepspeed_stage_2", config=config)
+def moments_of(engine):
+    own = getattr(engine.zero, "optimizer", engine.zero)  # at stage 0 nothing is around the user's optimizer
+    return [entry[key] for entry in own.state.values() for key in ("exp_avg", "exp_avg_sq")]
 
 
 def load_in_place(rank, path):
     """True if the optimizer's tensors are the same ones after a load, and hold what was saved."""
-    fabric = rank.fabric()
-    module = make_model()
+    fabric, module = rank.fabric(), make_model()
     model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))
     fabric.backward(loss_of(model, make_batch(0, rank.number)), model=model)
     optimizer.step()
     optimizer.zero_grad()
     fabric.save(path, {"model": model, "optimizer": optimizer})
     (engine,) = fabric.strategy.engines
-    state = getattr(engine.zero, "optimizer", engine.zero).state  # at stage 0 nothing is around the user's optimizer
-    moments = [entry[key] for entry in state.values() for key in ("exp_avg", "exp_avg_sq")]
+    moments = moments_of(engine)
     expected = [moment.clone() for moment in moments]
-    for moment in moments:
-        moment.zero_()
+    torch._foreach_zero_(moments)
     fabric.load(path, {"model": model, "optimizer": optimizer})
-    state = getattr(engine.zero, "optimizer", engine.zero).state
-    after = [entry[key] for entry in state.values() for key in ("exp_avg", "exp_avg_sq")]
-    found = all(one is other for one, other in zip(moments, after, strict=True)), len(moments)
-    assert all(map(torch.equal, after, expected))
+    after = moments_of(engine)
     fabric.teardown()
-    return found
+    assert all(map(torch.equal, after, expected))
+    return all(one is other for one, other in zip(moments, after, strict=True)), len(moments)
 
 
 @pytest.mark.parametrize(("stage", "number"), [(0, 8), (1, 2), (3, 2)])

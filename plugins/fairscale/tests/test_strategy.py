@@ -13,6 +13,7 @@ from core import ConfigurationError, CoreError, Fabric
 from core_fairscale import DDPShardedStrategy, refusals
 from core_testing import Backend, programs
 from core_testing.ranks import end_kept_ranks
+from core_testing.waiting import slowness
 from support.checkout import KITS
 
 HERE = Path(__file__).parent
@@ -235,6 +236,8 @@ def test_the_kit_fails_a_strategy_with_fairscales_buckets(tmp_path):
     suite = f"{HERE / 'bucketed_kit.py'}::TestBucketed::test_training_equals_one_device"
     command = [*programs.PYTEST, "-q", "-p", "no:cacheprovider", "-c", KITS, f"{suite}[fabric]"]
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200 * slowness()
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed" in done.stdout

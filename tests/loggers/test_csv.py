@@ -9,6 +9,7 @@ import torch
 
 from core.contract import ConfigurationError
 from core.loggers import CSVLogger
+from core_testing.waiting import slowness
 
 
 def rows(logger):
@@ -114,7 +115,7 @@ def test_two_runs_at_once_lose_no_row(tmp_path, version):
     for run in runs:
         run.stdin.write("go\n")
         run.stdin.flush()
-    folders = [run.communicate(timeout=60)[0].strip() for run in runs]
+    folders = [run.communicate(timeout=60 * slowness())[0].strip() for run in runs]
     assert len(set(folders)) == (2 if version == "None" else 1)
     written = [row for folder in set(folders) for row in rows(CSVLogger(folder, "", version=""))]
     for name in "ab":

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from core_testing import programs
+from core_testing.waiting import slowness
 
 PROGRAM = """
 import sys
@@ -30,7 +31,7 @@ if __name__ == "__main__":
 def test_all_values_are_written(tmp_path, devices, strategy, how):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = programs.run([sys.executable, program, tmp_path, how, devices, strategy], timeout=120)
+    done = programs.run([sys.executable, program, tmp_path, how, devices, strategy], timeout=120 * slowness())
     assert (done.returncode == 0) == (how == "ends"), done.stderr
     with open(tmp_path / "core_logs" / "version_0" / "metrics.csv", newline="") as file:
         assert [row["loss"] for row in csv.DictReader(file)] == ["0.0", "0.5", "1.0"]

@@ -18,6 +18,7 @@ from core.trainer.callbacks.progress_bar.epoch_table import EpochTable
 from core.trainer.callbacks.progress_bar.live_view import LiveView
 from core.trainer.callbacks.progress_bar.view import ProgressTask, format_seconds, format_value
 from core_testing import programs
+from core_testing.waiting import slowness
 from support.tiny import Tiny, loader, make_trainer
 
 PROGRAM = Path(__file__).with_name("bar_program.py")
@@ -367,7 +368,7 @@ def test_in_a_notebook_the_bar_is_updated_and_lines_follow(tmp_path, monkeypatch
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):  # else in the home
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(part) for part in (RANKS, "fit(True)")])
-    client = Watching(notebook, timeout=100, allow_errors=True)
+    client = Watching(notebook, timeout=int(100 * slowness()), allow_errors=True)
     client.execute()
     of_ranks, of_error = (cell.outputs for cell in notebook.cells)
     bars = [text for cell, text in client.updates if cell == 0 and "Epoch 0/0" in text]

@@ -1,7 +1,6 @@
 """In which order a run calls the hooks of callbacks and module, and with what."""
 
 import contextlib
-import re
 from pathlib import Path
 
 import pytest
@@ -63,18 +62,6 @@ def test_the_page_tells_the_same(tmp_path):
     trainer, module, events = run(max_epochs=1, num_sanity_val_steps=1, accumulate_grad_batches=2)
     trainer.fit(module, batches(2), batches(1))
     assert events == told
-
-
-def test_the_migration_page_tells_the_order_in_a_step():
-    page = (DOCS / "coming-from-lightning.md").read_text(encoding="utf-8")
-    (row,) = re.findall(r"^\| order in a training step \|(.*)\|$", page, re.MULTILINE)
-    theirs, ours, _ = (re.findall(r"`(\w+)`", cell) for cell in row.split("|"))
-    assert (sorted(theirs), theirs[1]) == (sorted(ours), "on_before_zero_grad")
-
-    trainer, module, events = run(max_epochs=1)
-    trainer.fit(module, batches(1), batches(1))
-    called = [event.removeprefix("module.") for event in events]
-    assert [name for name in called if name in ours] == ours
 
 
 def test_a_checkpoint_is_taken_apart_before_training_starts(tmp_path):

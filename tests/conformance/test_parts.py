@@ -24,7 +24,7 @@ OF_OTHER_FORMATS = ("TestDouble", "TestHalf", "TestMixedHalf")  # those of TestS
 
 
 def alone(suite, function):
-    """In this process: these parts leave it as it is."""
+    """In this process, which these kinds leave as it is; a cluster environment gives it a world."""
     return function()
 
 
@@ -33,7 +33,7 @@ for _name, _suite in vars(builtin).items():
         _left_out = ("test_requirement_on_core_is_bounded", *SAYS_NOTHING.get(_name, ()))
         _left_out += () if _name == "TestCPU" else ONE_A_PACKAGE
         _left_out += ("test_skips_steps_that_overflow",) if _suite.kind == "precision" else ()
-        _own = {} if _suite.kind in ("accelerator", "launcher") else {"alone": alone}
+        _own = {"alone": alone} if _suite.kind in ("precision", "checkpoint io", "logger") else {}
         globals()[_name] = type(_name, (_suite,), dict.fromkeys(_left_out) | _own)
 
 pytest.mark.gpu(globals()["TestCUDA"])

@@ -1,6 +1,5 @@
 """The fixture `core_cli`: the command `core` as a user calls it, within this process."""
 
-import os
 import subprocess
 import sys
 import warnings
@@ -14,10 +13,7 @@ from support.fake_distributions import make_distribution
 
 @pytest.fixture
 def core_cli(tmp_path, monkeypatch, capfd):
-    """Runs the command in an empty folder, with fake distributions on the path, which are imported anew each time.
-
-    Its `in_a_new_interpreter` does so in a process, where it matters what that finds as it starts and imports torch.
-    """
+    """Runs the command in an empty folder, with fake distributions on the path, which are imported anew each time."""
     working, packages = tmp_path / "cwd", tmp_path / "site"
     working.mkdir()
     packages.mkdir()
@@ -41,14 +37,7 @@ def core_cli(tmp_path, monkeypatch, capfd):
                 del sys.modules[name]
         return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capfd.readouterr())
 
-    def in_a_new_interpreter(*arguments, **variables):
-        path = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH")]))
-        env = os.environ | {"PYTHONPATH": path, "COLUMNS": "80"} | variables
-        return subprocess.run(
-            [sys.executable, "-m", "core", *arguments], cwd=working, env=env, capture_output=True, text=True
-        )
-
-    call.working, call.packages, call.in_a_new_interpreter = working, packages, in_a_new_interpreter
+    call.working, call.packages = working, packages
     call.install = lambda name, entry_points="", **options: make_distribution(
         packages, name, entry_points_text=entry_points, **options
     )

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -103,13 +104,13 @@ def test_broken_things_are_named_and_counted(core_cli):
 def test_damaged_metadata_that_torch_stumbles_over(core_cli):
     """torch's own look for plugins raises for a malformed file of any package."""
     core_cli.install("other", "[anything]\nmalformed\n")
-    done = core_cli.in_a_new_interpreter("doctor", "--json")
+    done = run_command(core_cli.packages, "--json")
     assert done.returncode == 1, done.stderr
     findings = findings_of(done)
     assert "that of other is damaged (see below)" in findings["torch"]["detail"]
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in findings["torch"]["detail"]
     assert "'malformed'" in findings["plugin other"]["detail"]
-    findings = findings_of(core_cli.in_a_new_interpreter("doctor", "--json", TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
+    findings = findings_of(run_command(core_cli.packages, "--json", TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
     assert findings["torch"]["state"] == "ok"
     assert findings["accelerator cpu"]["state"] == "ok"
 
@@ -198,7 +199,7 @@ def test_the_command_where_another_core_has_overwritten_this_one(tmp_path):
     assert "is not core-training's: another 9.9 has overwritten or removed it." in done.stderr
 
 
-def run_command(folder):
+def run_command(folder, *options, **variables):
     """The command as its script begins, with a folder before the others on the path."""
-    program = "from core_training import main; main()"
-    return subprocess.run([sys.executable, "-c", program, "doctor"], cwd=folder, capture_output=True, text=True)
+    command = [sys.executable, "-c", "from core_training import main; main()", "doctor", *options]
+    return subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True, text=True)

@@ -1,8 +1,6 @@
 """The fixture `core_cli`: the command `core` as a user calls it."""
 
 import os
-import subprocess
-from functools import partial
 
 import pytest
 
@@ -12,10 +10,7 @@ from support.fake_distributions import make_distribution
 
 @pytest.fixture
 def core_cli(tmp_path):
-    """Runs the command in a process of its own, in an empty folder, with fake distributions on the path.
-
-    Its `in_a_new_interpreter` does so where it matters what that finds as it starts and imports torch.
-    """
+    """Runs the command in a process of its own, in an empty folder, with fake distributions on the path."""
     working = tmp_path / "cwd"
     working.mkdir()
     packages = tmp_path / "site"
@@ -26,7 +21,6 @@ def core_cli(tmp_path):
         environment = os.environ | {"PYTHONPATH": path, "COLUMNS": str(columns)} | variables
         return begin([*programs.CORE, *arguments], cwd=working, env=environment, timeout=120)
 
-    run.in_a_new_interpreter = partial(run, begin=partial(subprocess.run, capture_output=True, text=True))
     run.working = working
     run.packages = packages
     run.install = lambda name, entry_points="", **options: make_distribution(

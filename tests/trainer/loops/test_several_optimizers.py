@@ -8,6 +8,7 @@ from torch.optim import LBFGS, SGD, AdamW
 from torch.optim.lr_scheduler import StepLR
 
 from core import Capability, ModuleError, Trainer, UnsupportedError
+from core.callbacks import LambdaCallback
 from core.precision import MixedPrecision
 from core.strategies import SingleDeviceStrategy
 from support.small_nets import QUIET, Net, batches
@@ -77,6 +78,19 @@ def test_each_steps_once_after_one_backward(window, clip):
     assert all(map(torch.equal, module.parameters(), expected))
     assert trainer.global_step == 4 // window
     assert module.calls == ["step Muon", "step AdamW", "zero Muon", "zero AdamW"] * (4 // window)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
+    def save(trainer, *_):
+        if trainer.global_step == 3:
+            trainer.save_checkpoint(tmp_path / "three")
+
+    module, resumed = seeded(), Pair()
+    fit(module, callbacks=LambdaCallback(on_train_batch_end=save), max_epochs=2)
+    trainer = Trainer(**QUIET, max_epochs=2)
+    trainer.fit(resumed, batches(4), ckpt_path=tmp_path / "three")
+    assert trainer.global_step == 8
+    assert all(map(torch.equal, resumed.parameters(), module.parameters()))
 
 
 @pytest.mark.parametrize("clips_itself", [False, True])

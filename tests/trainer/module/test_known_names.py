@@ -85,6 +85,12 @@ def test_an_argument_that_is_not_there_is_answered(name, answer):
     assert answer in str(caught.value)
 
 
+def test_any_other_name_is_missing_as_names_are():
+    assert not hasattr(core, "no_such_thing")
+    with pytest.raises(ImportError, match="cannot import name 'no_such_thing'"):
+        exec("from core import no_such_thing", {})
+
+
 def test_a_property_that_fails_keeps_its_own_error():
     trainer = make()
     trainer.options = None

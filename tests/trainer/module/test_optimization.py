@@ -93,6 +93,7 @@ def with_schedulers(make):
         (with_schedulers(lambda optimizer: ([optimizer], [{"scheduler": halving(optimizer)}])), BY_EPOCH),
         (with_schedulers(lambda optimizer: {"optimizer": optimizer, "lr_scheduler": halving(optimizer)}), BY_EPOCH),
         (in_dict, BY_EPOCH),
+        (lambda module: [in_dict(module)], BY_EPOCH),
         (lambda module: in_dict(module, frequency=2), [1.0] * 8 + [0.5] * 4),
         (lambda module: in_dict(module, interval="step"), [0.5**step for step in range(12)]),
         (lambda module: in_dict(module, interval="step", frequency=5), [1.0] * 5 + [0.5] * 5 + [0.25] * 2),

@@ -28,10 +28,11 @@ from core import (
     Trainer,
 )
 from core.checkpoint import TorchCheckpointIO
+from core.strategies import SingleDeviceStrategy
 from core_testing import in_one_process
 from support import late_torchmetrics as torchmetrics
 from support.printed import lines_of
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import QUIET, At, Net, batches
 
 
 class Sized(Net):
@@ -351,6 +352,16 @@ def test_who_lists_attributes_meets_no_error():
     inspect.getmembers(Fabric(accelerator="cpu"))
 
 
+@pytest.mark.filterwarnings("ignore:`?torch.jit:DeprecationWarning", "ignore:`torch.jit:FutureWarning")
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_module_is_traced_before_and_after_a_trainer_has_run_it(has_run):
+    module, batch = Net(), torch.ones(2, 4)
+    module.forward = module.layer.forward
+    if has_run:
+        train(module)
+    assert torch.equal(torch.jit.trace(module, batch)(batch), module(batch))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
 def test_copies_belong_to_nobody(copied):
     module = Sized()
@@ -417,6 +428,24 @@ def test_ranks_give_back_what_configure_model_has_built_where_the_strategy_wants
     trainer.fit(module, torch.utils.data.DataLoader(torch.ones(4, 4)))
     assert torch.equal(module.added.weight, torch.tensor([[3.0]], dtype=torch.bfloat16))
     assert trainer.global_step > 0
+
+
+def test_a_stage_joins_the_group_once_and_leaves_it(tmp_path):
+    """A module talks to the other ranks by the Trainer's Fabric, which has joined for the stage."""
+
+    class Counting(SingleDeviceStrategy):
+        def setup_environment(self):
+            calls.append("join")
+            super().setup_environment()
+
+        def teardown(self):
+            calls.append("leave")
+            super().teardown()
+
+    calls = []
+    gathers = At("on_train_start", lambda module: module.all_gather(torch.tensor(1.0)))
+    train(Net(), tmp_path / "fitted.ckpt", strategy=Counting(), callbacks=gathers)
+    assert calls == ["join", "leave"] * 2
 
 
 # modes of torch -----------------------------------------------------------------------------------------------------

@@ -53,19 +53,18 @@ class TestLines(LoggerConformance):
 
 @pytest.fixture
 def lines(core_cli):
-    def install(**modules):
-        core_cli.install("lines-plugin", ENTRY, modules={**modules, "lines_plugin.__init__": PLUGIN})
+    """Installs the plugin, and runs the kit on it."""
 
-    return install
+    def check(*arguments, suites=None, **options):
+        own = {} if suites is None else {"lines_plugin.conformance": suites}
+        core_cli.install("lines-plugin", ENTRY, modules={**own, "lines_plugin.__init__": PLUGIN})
+        return core_cli("check", *arguments, **options)
+
+    return check
 
 
-def check(core_cli, *arguments, **options):
-    return core_cli("check", *arguments, **options)
-
-
-def test_a_logger_that_is_all_right(core_cli, lines):
-    lines()
-    done = check(core_cli, "lines", "-k", "metrics or finalizes")
+def test_a_logger_that_is_all_right(lines):
+    done = lines("lines", "-k", "metrics or finalizes")
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = done.stdout.splitlines()
     assert line.startswith("all well  lines: a logger of lines-plugin 1.0, on cpu: 4 passed, ")
@@ -74,15 +73,15 @@ def test_a_logger_that_is_all_right(core_cli, lines):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
-def test_whoever_ends_it_leaves_no_process_behind(core_cli, lines, ending):
+def test_whoever_ends_it_leaves_no_process_behind(core_cli, ending):
     groups = core_cli.working / "groups"
     slow = (  # with a thread that would keep the process
         "import os, threading, time; threading.Thread(target=time.sleep, args=(200,)).start()"
         f"; os.makedirs(f'{groups}/{{os.getpgrp()}}', exist_ok=True); time.sleep(3)\n"
     )
     core_cli.install("lines-plugin", ENTRY, modules={"lines_plugin.__init__": PLUGIN.replace("pass\n", slow)})
-    process = check(
-        core_cli, "lines", "-k", "metrics", begin=lambda command, timeout, **how: subprocess.Popen(command, **how)
+    process = core_cli(
+        "check", "lines", "-k", "metrics", begin=lambda command, timeout, **how: subprocess.Popen(command, **how)
     )
     wait_until(lambda: groups.exists() and any(groups.iterdir()), "test that has begun")
     process.send_signal(ending)
@@ -99,9 +98,8 @@ def is_group(number):
 
 
 def test_failures_are_told_and_written(core_cli, lines):
-    lines()
     options = ["--options", '{"marker": "<u>here</u>"}', "--html", "report.html"]
-    done = check(core_cli, "lines", "-k", "metrics or bounded", *options)
+    done = lines("lines", "-k", "metrics or bounded", *options)
     assert done.returncode == 1
     assert (
         "Failed\n  test_requirement_on_core_is_bounded\n    AssertionError: its metadata doesn't require" in done.stdout
@@ -113,18 +111,16 @@ def test_failures_are_told_and_written(core_cli, lines):
 
 
 @pytest.mark.slow
-def test_a_suite_that_the_package_ships_is_used(core_cli, lines):
-    lines(**{"lines_plugin.conformance": SUITE})
-    done = check(core_cli, "lines-plugin", "-k", "fails or metrics")
+def test_a_suite_that_the_package_ships_is_used(lines):
+    done = lines("lines-plugin", "-k", "fails or metrics", suites=SUITE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "lines_plugin.conformance:TestLines" in done.stdout
     assert "Known to fail\n  test_fails\n    it is made so" in done.stdout
 
 
 @pytest.mark.slow
-def test_json_is_alone_on_standard_output(core_cli, lines):
-    lines()
-    done = check(core_cli, "lines", "-k", "metrics", "--json")
+def test_json_is_alone_on_standard_output(lines):
+    done = lines("lines", "-k", "metrics", "--json")
     report = json.loads(done.stdout)
     assert report["versions"]["torch"]
     (suite,) = report["suites"]
@@ -133,7 +129,7 @@ def test_json_is_alone_on_standard_output(core_cli, lines):
 
 @pytest.mark.slow
 def test_capabilities_are_a_table(core_cli):
-    done = check(core_cli, "single_device", "-k", "clipped_by_value or yes_and_no", "-v")
+    done = core_cli("check", "single_device", "-k", "clipped_by_value or yes_and_no", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {line.split("  ")[0]: " ".join(line.split()[1:]) for line in done.stdout.splitlines() if line}
     assert rows["CLIP_BY_VALUE"] == "proven 1 passed"
@@ -143,8 +139,8 @@ def test_capabilities_are_a_table(core_cli):
 
 @pytest.mark.slow
 def test_a_parallel_strategy_on_one_device(core_cli):
-    done = check(
-        core_cli, "ddp_find_unused_parameters_true", "--num-processes", "1", "-k", "gathers or reduces or alone"
+    done = core_cli(
+        "check", "ddp_find_unused_parameters_true", "--num-processes", "1", "-k", "gathers or reduces or alone"
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 passed, 15 skipped" in done.stdout
@@ -152,14 +148,13 @@ def test_a_parallel_strategy_on_one_device(core_cli):
 
 @pytest.mark.slow
 def test_ranks_in_one_process_and_what_they_leave_out(core_cli):
-    done = check(core_cli, "ddp", "--in-process", "-k", "sgd_momentum or killed", "-v")
+    done = core_cli("check", "ddp", "--in-process", "-k", "sgd_momentum or killed", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ranks in one process can't show how processes end (1 test)" in done.stdout
 
 
-def test_a_suite_that_cannot_be_imported(core_cli, lines):
-    lines(**{"lines_plugin.conformance": "import not_there_at_all\n"})
-    done = check(core_cli, "lines")
+def test_a_suite_that_cannot_be_imported(lines):
+    done = lines("lines", suites="import not_there_at_all\n")
     assert done.returncode == 1
     assert "The suites can't be collected" in done.stderr
     assert "No module named 'not_there_at_all'" in done.stderr
@@ -167,28 +162,28 @@ def test_a_suite_that_cannot_be_imported(core_cli, lines):
 
 @pytest.mark.slow
 def test_what_can_run_nowhere_here_is_not_good(core_cli):
-    done = check(core_cli, "core-training:mps", "-k", "computes")
+    done = core_cli("check", "core-training:mps", "-k", "computes")
     assert done.returncode == 1
     assert ", on mps, one process" in done.stdout
     assert "every accelerator  not tested  1 skipped" in done.stdout
     assert "Left out\n  core-training:mps: this torch was built without MPS (1 test)" in done.stdout
 
 
-def test_a_process_that_dies(core_cli, lines):
-    lines(**{"lines_plugin.conformance": SUITE.replace('assert False, "on purpose"', "import os; os._exit(7)")})
-    done = check(core_cli, "lines", "-k", "test_fails")
+def test_a_process_that_dies(lines):
+    done = lines(
+        "lines", "-k", "test_fails", suites=SUITE.replace('assert False, "on purpose"', "import os; os._exit(7)")
+    )
     assert done.returncode == 1
     assert "ended early, with code 7" in done.stderr
 
 
 @pytest.mark.slow
 def test_names_that_lead_nowhere(core_cli, lines):
-    lines()
-    assert "Did you mean 'lines'" in check(core_cli, "line").stderr
-    assert "No test matches -k 'nonsense'" in check(core_cli, "lines", "-k", "nonsense").stderr
-    assert "offers no strategy" in check(core_cli, "lines-plugin", "--kind", "strategy").stderr
-    assert "there is no folder not/there" in check(core_cli, "lines", "--html", "not/there/report.html").stderr
-    nothing = check(core_cli)
+    assert "Did you mean 'lines'" in lines("line").stderr
+    assert "No test matches -k 'nonsense'" in core_cli("check", "lines", "-k", "nonsense").stderr
+    assert "offers no strategy" in core_cli("check", "lines-plugin", "--kind", "strategy").stderr
+    assert "there is no folder not/there" in core_cli("check", "lines", "--html", "not/there/report.html").stderr
+    nothing = core_cli("check")
     assert nothing.returncode == 2
     assert "Name a plugin, or pass --all." in nothing.stderr
 
@@ -209,8 +204,8 @@ def test_without_pytest_it_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_card_keeps_what_was_proven_and_of_which_files(core_cli, lines):
-    lines()
+def test_a_card_keeps_what_was_proven_and_of_which_files(core_cli):
+    core_cli.install("lines-plugin", ENTRY, modules={"lines_plugin.__init__": PLUGIN})
     home = {"XDG_DATA_HOME": str(core_cli.working / "data")}
     package = core_cli.packages / "lines_plugin"
 
@@ -223,7 +218,7 @@ def test_a_card_keeps_what_was_proven_and_of_which_files(core_cli, lines):
         return row["proven"]
 
     assert listed() == "nothing"
-    done = check(core_cli, "lines", "--card", str(package / "card.json"), "--by", "Ada", **home)
+    done = core_cli("check", "lines", "--card", str(package / "card.json"), "--by", "Ada", **home)
     assert f"The card is {package / 'card.json'}." in done.stderr
     (result,) = json.loads((package / "card.json").read_text())["results"]
     assert (result["provider"], result["version"], result["by"]) == ("lines-plugin", "1.0", "Ada")
@@ -237,7 +232,7 @@ def test_a_card_keeps_what_was_proven_and_of_which_files(core_cli, lines):
     with (package / "__init__.py").open("a") as file:
         file.write("\nCHANGED = True\n")
     assert listed().startswith(f"not of these files, {tests}, by its author")
-    check(core_cli, "lines", "--card", **home)
+    core_cli("check", "lines", "--card", **home)
     assert listed().startswith(f"{tests}, rerun here, 20")
 
 
@@ -247,9 +242,9 @@ def test_a_card_tells_of_whole_suites():
     assert "leave out -k, --options and --in-process" in done.output
 
 
-def test_runs_with_a_core_that_keeps_no_cards(core_cli, lines):
+def test_runs_with_a_core_that_keeps_no_cards(core_cli):
     """Its oldest, of the same version: this one, but for those names."""
-    lines()
+    core_cli.install("lines-plugin", ENTRY, modules={"lines_plugin.__init__": PLUGIN})
     older = """from core import cli
 
 main, its_own = cli.main, cli.__getattr__

@@ -26,9 +26,16 @@ SUITES = {
     "command": core_testing.CommandConformance,
 }
 
+
+def is_in_process(mutant):
+    """True if its ranks can be threads of this process: its tests aren't about processes."""
+    tests = [getattr(SUITES[mutant.kind], name.partition("[")[0]) for name in (mutant.test, mutant.passes) if name]
+    return mutant.registry == "strategy" and not any(hasattr(test, "of_processes") for test in tests)
+
+
 for _mutant in MUTANTS:
     REGISTRIES[_mutant.registry].register(_mutant.alias, _mutant.plugin, _mutant.fault)
-    _attributes = {"alias": _mutant.alias, "timeout_s": 20, **_mutant.attributes}
+    _attributes = {"alias": _mutant.alias, "timeout_s": 20, "in_process": is_in_process(_mutant), **_mutant.attributes}
     globals()[f"Test{_mutant.name}"] = type(f"Test{_mutant.name}", (SUITES[_mutant.kind],), _attributes)
 
 REGISTRIES["strategy"].register("averaging", AveragingStrategy)

@@ -1,24 +1,17 @@
 """Modules and runs for the tests of pipelines; workers import this."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Callback, Module
 from core_testing.training import whole
 
-if TYPE_CHECKING:
-    from core_testing.ranks import Rank
-
 
 class Net(Module):
     """Six parts, a function between two of them, and a weight of no part, that a stage and the step use."""
 
-    def __init__(self, noise: float) -> None:
+    def __init__(self, noise):
         super().__init__()
         torch.manual_seed(0)
         self.noise = noise
@@ -28,59 +21,59 @@ class Net(Module):
         self.temperature = nn.Parameter(torch.tensor(1.3))
         self.double()
 
-    def pipeline(self) -> list[Any]:
+    def pipeline(self):
         return [self.embed, torch.tanh, *self.blocks, self.warmed, self.head]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = torch.tanh(self.embed(x))
         for block in self.blocks:
             x = block(x)
         return self.head(self.warmed(x))
 
-    def warmed(self, x: Tensor) -> Tensor:
+    def warmed(self, x):
         return x * self.temperature
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         inputs, targets = batch
         noise = torch.randn_like(targets) * self.noise
         loss = (self(inputs * self.temperature) * self.temperature - targets - noise).square().mean()
         self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("error", (self(batch[0]) - batch[1]).abs().mean())
 
     test_step = validation_step
 
-    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def predict_step(self, batch, batch_idx):
         return self(batch[0])
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-2, fused=True)
 
 
 class Seen(Callback):
     """What a run of `Net` shows: its weights, and the values that callbacks see."""
 
-    def __init__(self) -> None:
-        self.weights: dict[str, Tensor] = {}
-        self.steps: list[float] = []
+    def __init__(self):
+        self.weights = {}
+        self.steps = []
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         self.steps.append(float(trainer.callback_metrics["loss_step"]))
 
-    def on_train_end(self, trainer: Any, module: Any) -> None:
+    def on_train_end(self, trainer, module):
         state = trainer.strategy.get_module_state_dict(module)
         self.weights = {name: whole(value, trainer.strategy) for name, value in state.items()}
 
 
-def loader(num_samples: int, batch_size: int) -> Any:
+def loader(num_samples, batch_size):
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(num_samples, 6, generator=generator, dtype=torch.float64)
     return DataLoader(TensorDataset(inputs, inputs.sin()[:, :2]), batch_size=batch_size)
 
 
-def run(rank: Rank, num_samples: int, noise: float = 0.1, **options: Any) -> Any:
+def run(rank, num_samples, noise=0.1, **options):
     """All stages: weights, values of steps and epochs, and predictions in the order of the data."""
     seen, module = Seen(), Net(noise)
     torch.manual_seed(5 + rank.number)  # ranks of a pipeline share the state of their first

@@ -1,23 +1,16 @@
 """A model that every axis can cut, in which one rank stands still or dies; workers import this."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from axes import Block
-from mixtures import Mixture, Stacked
-from torch import Tensor, nn
+from language import WIDTH, Net
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Module
-
-if TYPE_CHECKING:
-    from core_testing.ranks import Rank
 
 
 class Stands(nn.Module):
@@ -28,11 +21,11 @@ class Stands(nn.Module):
             tuple, since a new value of a string has the call of the model compared again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.how: tuple[str | None, ...] = ()
+        self.how = ()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         """The same tensor."""
         if "hangs" in self.how:
             time.sleep(600)
@@ -43,61 +36,42 @@ class Stands(nn.Module):
         return x
 
 
-class Net(Module):
-    """Two blocks of attention with a plan and parts. The second of four parts is where a rank stands still."""
+class Third(Module):
+    """It happens in the third batch, in the second of two stages."""
 
-    tensor_parallel_plan = {
-        **{f"blocks.*.attention.{name}": "colwise" for name in ("query", "key", "value")},
-        **dict.fromkeys(("blocks.*.attention.out", "blocks.*.down"), "rowwise"),
-        "blocks.*.up": "colwise",
-    }
+    tensor_parallel_plan = {f"net.{name}": word for name, word in Net.tensor_parallel_plan.items()}
 
-    def __init__(self) -> None:
+    def __init__(self, how, make=Net):
         super().__init__()
-        self.first, self.stands, self.blocks = nn.Linear(16, 16), Stands(), nn.ModuleList([Block(), Block()])
+        self.how = how
+        self.first, self.stands, self.net = nn.Linear(WIDTH, WIDTH), Stands(), make()
 
-    def pipeline(self) -> list[Any]:
+    def pipeline(self):
         """The parts; the one that stands still is in the second of two stages."""
-        return [self.first, self.blocks[0], self.stands, self.blocks[1]]
+        return [self.first, self.net.blocks[0], self.stands, self.net.blocks[1]]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         """Shape (batch, positions, 16), of the result too."""
         for part in self.pipeline():
             x = part(x)
         return x
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The mean square."""
-        return self(batch[0]).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        """An optimizer."""
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Third(Net):
-    """It happens in the third batch."""
-
-    def __init__(self, how: str | None) -> None:
-        super().__init__()
-        self.how = how
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch, batch_idx):
         """Begin to stand still from here on."""
         if batch_idx == 2:
             self.stands.how = (self.how,)
 
+    def training_step(self, batch, batch_idx):
+        """The mean square."""
+        return self(batch[0]).square().mean()
 
-class OfExperts(Third):
-    """The same, before a mixture of experts."""
-
-    def __init__(self, how: str | None) -> None:
-        super().__init__(how)
-        self.blocks[1] = Mixture(Stacked())
+    def configure_optimizers(self):
+        """An optimizer."""
+        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fit(rank: Rank, number: int, how: str, make: Any = Third) -> None:
+def fit(rank, number, how, make):
     """An epoch of four batches, in the third of which this rank stands still or dies."""
     torch.manual_seed(0)
-    data = DataLoader(TensorDataset(torch.randn(32, 4, 16)), batch_size=8 // rank.backend.data_parallel_size)
-    rank.trainer(max_epochs=1).fit(make(how if rank.number == number else None), data)
+    data = DataLoader(TensorDataset(torch.randn(32, 4, WIDTH)), batch_size=8 // rank.backend.data_parallel_size)
+    rank.trainer(max_epochs=1).fit(Third(how if rank.number == number else None, make), data)

@@ -1,233 +1,284 @@
-"""A sequence cut over a context group computes what one device does, and is refused where it can't."""
-
-from __future__ import annotations
+"""A model that can't see a part of the sequence is refused with the reason, at the first call or where it changes."""
 
 import re
-from typing import TYPE_CHECKING, Any
+from functools import cache
 
 import pytest
 import torch
-from axes import HEADS, WIDTH, WORDS, Block, Net, Step, assert_equals_one_device, on_mesh
-from torch import Tensor, nn
+from language import HEADS, WIDTH, WORDS, Block, Net, on, refusal, words_of
+from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from core import CoreError
-
-if TYPE_CHECKING:
-    from core_testing.ranks import Rank
-
-_WINDOW = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "max_steps": 4}
-_AGAIN = {"activation_checkpointing": "units"}
-
 
 class _Again(Block):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         own = super().forward
         return checkpoint(own, x, use_reentrant=True) if torch.is_grad_enabled() else own(x)
 
 
 class _Saving(Net):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList(_Again() for _ in range(2))
 
 
-@pytest.mark.numbers
-@pytest.mark.parametrize(
-    ("sizes", "num_processes", "data_parallel_size", "options"),
-    [
-        ({"context": 2}, 2, 1, _AGAIN),
-        ({"context": 2, "context_attention": "gather"}, 2, 1, {}),
-        pytest.param({"context": 4}, 4, 1, {}, marks=pytest.mark.slow),
-        pytest.param({"context": 4, "context_attention": "gather"}, 4, 1, _AGAIN, marks=pytest.mark.slow),
-        pytest.param({"data": 2, "context": 2}, 4, 2, {}, marks=pytest.mark.slow),
-        pytest.param({"context": 2, "tensor": 2}, 4, 1, {}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_steps_equal_one_device(
-    sizes: dict[str, Any], num_processes: int, data_parallel_size: int, options: dict[str, Any]
-) -> None:
-    assert_equals_one_device(on_mesh(num_processes, data_parallel_size, **sizes), **_WINDOW, **options)
-
-
-def _llama() -> Any:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=WORDS, num_key_value_heads=2, **sizes))
-
-
-class _OfTransformers(Step):
-    def __init__(self) -> None:
-        super().__init__(_llama)
-
-    def compute(self, words: Tensor) -> Tensor:
-        places = torch.arange(words.shape[1]).expand_as(words)
-        return self.net(input_ids=words, position_ids=places, use_cache=False).logits
-
-
-@pytest.mark.slow
-@pytest.mark.numbers
-def test_a_transformers_model_is_given_its_positions() -> None:
-    pytest.importorskip("transformers")
-    assert_equals_one_device(on_mesh(2, 1, context=2), _OfTransformers)
-
-
 class _Local(Net):
-    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+    def forward(self, words, places):
         return super().forward(words, torch.arange(words.shape[1]).expand_as(words))
 
 
 class _Zeros(_Local):
     """Its positions make no difference, until they are learned."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        nn.init.zeros_(self.place.weight)
+        nn.init.zeros_(self.start.place.weight)
 
 
 class _Mean(Net):
-    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+    def forward(self, words, places):
         return super().forward(words, places).mean()
 
 
 class _Masked(Net):
-    def forward(self, words: Tensor, places: Tensor) -> Tensor:
-        x = self.embed(words).unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
+    def forward(self, words, places):
+        x = self.start.embed(words).unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
         mask = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool)
         return functional.scaled_dot_product_attention(x, x, x, attn_mask=mask).transpose(1, 2)
 
 
 class _Odd(Net):
-    def forward(self, words: Tensor, places: Tensor) -> Tensor:
-        x = self.embed(words).unsqueeze(1)
+    def forward(self, words, places):
+        x = self.start.embed(words).unsqueeze(1)
         return functional.scaled_dot_product_attention(x, x, x).squeeze(1)
 
 
 class _Batches(Net):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm1d(4)
 
 
-class _Keeps(Net):
-    def forward(self, words: Tensor, places: Tensor) -> Tensor:
-        answer = super().forward(words, places)
-        self.balance = answer.square().mean()
-        return answer
+class _Looks(Net):
+    """Looks at its answer, or at what it was given."""
 
-
-class _Logs(Net):
-    def log(self, name: str, value: Any) -> None:
-        """As a module of the Trainer has it."""
-
-    def forward(self, words: Tensor, places: Tensor) -> Tensor:
-        answer = super().forward(words, places)
-        self.log("mean", answer.mean())
-        return answer
-
-
-class _Average(Net):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
+        self.num_words = self.num_calls = 0
         self.register_buffer("mean", torch.zeros(WORDS))
 
-    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+    def forward(self, words, places):
+        self.num_calls += 1
         answer = super().forward(words, places)
-        if self.training:
-            self.mean.lerp_(answer.detach().mean((0, 1)), 0.1)
+        self.look(words, answer)
         return answer
 
-
-class _Counting(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_words, self.num_calls = 0, 0
-
-    def forward(self, words: Tensor, places: Tensor) -> Tensor:
-        self.num_words, self.num_calls = self.num_words + words.numel(), self.num_calls + 1
-        return super().forward(words, places)
+    def log(self, name, value):
+        """As a module of the Trainer has it."""
 
 
-class _Caching(Net):
-    def forward(self, words: Tensor, places: Tensor) -> Tensor:
-        self.blocks[0].last_places = places
-        return super().forward(words, places)
+class _Keeps(_Looks):
+    def look(self, words, answer):
+        self.balance = answer.square().mean()
+
+
+class _Logs(_Looks):
+    def look(self, words, answer):
+        self.log("mean", answer.mean())
+
+
+class _Average(_Looks):
+    def look(self, words, answer):
+        if self.training:
+            self.mean.lerp_(answer.detach().mean((0, 1)), 0.1)
+
+
+class _Counting(_Looks):
+    def look(self, words, answer):
+        self.num_words += words.numel()
+
+
+class _Caching(_Looks):
+    def look(self, words, answer):
+        self.blocks[0].last_words = words
 
 
 class _NoSequence(Net):
-    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+    def forward(self, words, places):
         return functional.linear(words.float(), torch.zeros(2, 8))
 
 
-_REFUSED: list[tuple[Any, int, str]] = [
-    (
-        _NoSequence,
-        8,
-        r"(?s)mat1 and mat2.* Each of 2 ranks called _NoSequence with a part of dim 1, .* name its dim by context_dim=",
-    ),
-    (_Average, 8, "^_Average changes 'mean' in itself, and to other values where each of 2 ranks has a part"),
-    (_Counting, 8, "^_Counting changes 'num_words' in itself"),
-    (_Caching, 8, r"^_Caching changes 'blocks\.0\.last_places' in itself"),
-    (_Keeps, 8, "_Keeps keeps a tensor with a graph in its attribute 'balance'.* or of a part of the sequence"),
-    (_Logs, 8, r"self\.log\('mean'\) was called by a part of the model, of which this rank computes its own alone"),
-    (_Local, 8, "_Local computes other values where each of 2 ranks has a part of the sequence .* Positions must be"),
-    (_Zeros, 8, "_Zeros computes other values where each of 2 ranks"),
-    (_Mean, 8, r"_Mean returned a tensor of shape \(\), whose dim 1 isn't the 4 positions of this rank"),
-    (_Masked, 8, r"was called with a mask of shape \(4, 4\), which was made of this rank's 4 of 8 positions"),
-    (_Odd, 8, r"context=2 doesn't divide its heads .*context_attention='gather'"),
-    (_Batches, 8, "BatchNorm1d 'norm' would take its statistics from a rank's part"),
-    (_Saving, 8, "Attention ran without gradients inside of a call that has them"),
-    (Net, 7, r"a sequence of 7 \(dim 1 of shape \(3, 7\)\), which context=2 doesn't divide"),
-]
+class _Mixing(Net):
+    """Looks at neighbours, of which parts of a sequence lack one, if it is time to."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(1))
+        self.fades_in = 0.0
+
+    def mixes(self, words, places):
+        return self.fades_in
+
+    def forward(self, words, places):
+        answer = super().forward(words, places)
+        return answer + self.mixes(words, places) * answer.roll(1, 1)
 
 
-def _call(fabric: Any, module: nn.Module, words: Tensor) -> Tensor:
-    return fabric.setup(module)(words, torch.arange(words.shape[1]).expand_as(words))
+class _InTraining(_Mixing):
+    def mixes(self, words, places):
+        return float(self.training)
 
 
-def _errors(rank: Rank) -> list[str]:
-    errors = []
-    for make, length, _ in _REFUSED:
-        fabric = rank.fabric()
-        words = torch.zeros(3, length, dtype=torch.long)
-        with pytest.raises((CoreError, RuntimeError)) as caught:
-            _call(fabric, make(), words)
-        errors.append(" ".join((str(caught.value), *getattr(caught.value, "__notes__", ()))))
-        fabric.teardown()
-    return errors
+class _WhenLong(_Mixing):
+    def mixes(self, words, places):
+        return float(words.shape[1] > 4)
+
+
+class _Gated(_Mixing):
+    def mixes(self, words, places):
+        return self.gate
+
+
+class _Packed(Net):
+    """Attends within packed samples, which it finds by their positions as transformers does."""
+
+    def forward(self, words, places):
+        answer = super().forward(words, places)
+        borders = (places.diff(dim=1) != 1).sum(1) > 0
+        return answer + borders[:, None, None].to(answer)
+
+
+class _KeepsLater(Net):
+    """Keeps a loss of its own, from the second call on."""
+
+    keeps = False
+
+    def forward(self, words, places):
+        answer = super().forward(words, places)
+        if self.keeps:
+            self.loss = answer.square().mean()
+        self.keeps = True
+        return answer
+
+
+def _once(model, net):
+    model(*words_of(3, 8))
+
+
+def _odd(model, net):
+    model(*words_of(3, 7))
+
+
+def _twice(model, net):
+    _once(model, net)
+    _once(model, net)
+
+
+def _in_evaluation(model, net):
+    net.eval()
+    _once(model, net)
+    net.train()
+    _once(model, net)
+
+
+def _with_more(model, net):
+    model(*words_of(3, 4))
+    _once(model, net)
+
+
+def _later(model, net):
+    _once(model, net)
+    net.fades_in = 0.5
+    _once(model, net)
+
+
+def _with_borders(model, net):
+    _once(model, net)
+    words, places = words_of(3, 8)
+    model(words, torch.cat([places[:, :4], places[:, :4]], 1).where(torch.arange(3)[:, None] == 1, places))
+
+
+_OTHER = "computes other values where each of 2 ranks has a part of the sequence"
+_AT_FIRST = {
+    _NoSequence: (_once, "Each of 2 ranks called _NoSequence with a part of dim 1, .* name its dim by context_dim="),
+    _Average: (_once, "^_Average changes 'mean' in itself, and to other values where each of 2 ranks has a part"),
+    _Counting: (_once, "^_Counting changes 'num_words' in itself"),
+    _Caching: (_once, r"^_Caching changes 'blocks\.0\.last_words' in itself"),
+    _Keeps: (_once, "_Keeps keeps a tensor with a graph in its attribute 'balance'.* or of a part of the sequence"),
+    _Logs: (_once, r"self\.log\('mean'\) was called by a part of the model, of which this rank computes its own alone"),
+    _Local: (_once, f"_Local {_OTHER} .* Positions must be"),
+    _Zeros: (_once, f"_Zeros {_OTHER}"),
+    _Mean: (_once, r"_Mean returned a tensor of shape \(\), whose dim 1 isn't the 4 positions of this rank"),
+    _Masked: (_once, r"of shape \(4, 4\), .* this rank's 4 of 8 positions .* \(\.\.\., 8, 8\) or \(samples, 8\)"),
+    _Odd: (_once, r"context=2 doesn't divide its heads .*context_attention='gather'"),
+    _Batches: (_once, "BatchNorm1d 'norm' would take its statistics from a rank's part"),
+    _Saving: (_once, "Attention ran without gradients inside of a call that has them"),
+    Net: (_odd, r"a sequence of 7 \(dim 1 of shape \(3, 7\)\), which context=2 doesn't divide"),
+}
+_LATER = {
+    _InTraining: (_in_evaluation, f"_InTraining {_OTHER}"),
+    _WhenLong: (_with_more, f"_WhenLong {_OTHER}"),
+    _Mixing: (_later, f"_Mixing {_OTHER}"),
+    _Gated: (_once, f"_Gated {_OTHER}"),
+    _Packed: (_with_borders, f"_Packed {_OTHER}"),
+    _KeepsLater: (_twice, "_KeepsLater keeps a tensor with a graph in its attribute 'loss'"),
+}
+
+
+@cache
+def _errors(is_later):
+    """The errors on each rank by the model, of one group for all."""
+    table = _LATER if is_later else _AT_FIRST
+    return on(context=2).run(_all_errors, table)
+
+
+def _all_errors(rank, table):
+    return {make: refusal(rank, make, call) for make, (call, _) in table.items()}
 
 
 @pytest.mark.slow
-def test_models_that_cannot_see_a_part_are_refused_with_the_reason() -> None:
-    for errors in on_mesh(2, 1, context=2).run(_errors):
-        for error, (_, _, expected) in zip(errors, _REFUSED, strict=True):
-            assert re.search(expected, error), error
+@pytest.mark.parametrize("make", _AT_FIRST)
+def test_models_that_cannot_see_a_part_are_refused_with_the_reason(make):
+    for of_rank in _errors(False):
+        assert re.search(_AT_FIRST[make][1], of_rank[make])
+
+
+@pytest.mark.parametrize("make", _LATER)
+def test_what_held_at_the_first_call_is_compared_again(make):
+    for of_rank in _errors(True):
+        assert re.search(_LATER[make][1], of_rank[make])
 
 
 class _Counted(Net):
-    """Counts calls, and changes a buffer alike on all ranks."""
+    """Counts calls, and changes a buffer alike on all ranks; leaves out layers by draws of one number, and drops.
 
-    def __init__(self) -> None:
+    A rank that left out another layer would wait.
+    """
+
+    def __init__(self):
         super().__init__()
         self.num_calls, self.worst = 0, torch.tensor(float("nan"))
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
-    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+    def forward(self, words, places):
         self.num_calls += 1
         self.calls += 1
-        return super().forward(words, places)
+        x = self.start(words, places)
+        for block in [*self.blocks, *self.blocks]:
+            if not self.training or torch.rand(()) > 0.5:
+                x = functional.dropout(block(x), 0.5, self.training)
+        return self.head(x)
 
 
-def _counts(rank: Rank) -> list[int]:
+def _counts(rank):
     fabric, module = rank.fabric(), _Counted()
-    model, words = fabric.setup(module), torch.zeros(3, 8, dtype=torch.long)
-    for _ in range(3):
-        model(words, torch.arange(8).expand_as(words))
+    model = fabric.setup(module)
+    for _ in range(6):
+        model(*words_of(3, 8)).sum().backward()
     fabric.teardown()
     return [module.num_calls, int(module.calls)]
 
 
-def test_what_ranks_change_alike_is_changed_once_a_call() -> None:
-    assert on_mesh(2, 1, context=2).run(_counts) == [[3, 3], [3, 3]]
+def test_what_ranks_change_and_draw_alike_is_changed_once_a_call():
+    assert on(context=2).run(_counts) == [[6, 6], [6, 6]]

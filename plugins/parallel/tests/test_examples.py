@@ -1,46 +1,39 @@
 """The examples in every dimension: one argument changes, and the numbers are those of one device."""
 
-from __future__ import annotations
-
 import runpy
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
 
 import pytest
+from language import ALONE
 
 from core_parallel import MeshParallelStrategy
-from core_testing.ranks import Backend, one_device
+from core_testing.ranks import Backend
 from support.checkout import in_checkout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from core_testing.ranks import Rank
 
 _EXAMPLES = in_checkout("examples")
 _PRECISION = {"precision": "64-true"}
 _CHAIN = pytest.param("pipeline=2", marks=pytest.mark.exhaustive)  # as of the Llama, whose steps are the Trainer's
 
 
-def _on_ranks(example: str, parallel: str) -> Backend:
+def _on_ranks(example, parallel):
     strategy = partial(runpy.run_path(str(_EXAMPLES / example))["make_strategy"], "auto", parallel)
     made = strategy()
     assert isinstance(made, MeshParallelStrategy)
     return Backend(strategy, num_processes=2)
 
 
-def _char_gpt(rank: Rank) -> list[str]:
+def _char_gpt(rank):
     """What rank 0 prints of two steps, on less text and in smaller batches."""
-    printed: list[str] = []
+    printed = []
     fabric = rank.fabric(**_PRECISION)
-    fabric.print = lambda *texts: printed.extend(map(str, texts))  # type: ignore[method-assign]
+    fabric.print = lambda *texts: printed.extend(map(str, texts))
     train = runpy.run_path(str(_EXAMPLES / "char_gpt.py"))["train"]
     train.__globals__.update(TEXT_BYTES=20_000, BATCH_SIZE=4)
     train(fabric, 2, 20)
     return printed[1:]  # the first line has the number of processes
 
 
-def _llama(rank: Rank) -> float:
+def _llama(rank):
     """The loss after five steps."""
     trainer = rank.trainer(max_epochs=1, limit_train_batches=5, **_PRECISION)
     runpy.run_path(str(_EXAMPLES / "llama.py"))["train"](trainer)
@@ -48,13 +41,13 @@ def _llama(rank: Rank) -> float:
 
 
 @cache
-def _on_one_device(example: Callable[[Rank], Any]) -> Any:
-    return one_device("cpu").run(example)[0]
+def _on_one_device(example):
+    return ALONE.run(example)[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["data=2", "shard=2", "tensor=2", "pipeline=2,schedule=1F1B", "context=2", _CHAIN])
-def test_char_gpt_prints_in_each_dimension_what_it_prints_on_one_device(parallel: str) -> None:
+def test_char_gpt_prints_in_each_dimension_what_it_prints_on_one_device(parallel):
     expected = _on_one_device(_char_gpt)
     assert [line[:16] for line in expected] == ["step    2   loss", expected[1][:16]]
     assert expected[1].startswith("\ndef ")
@@ -70,6 +63,6 @@ def test_char_gpt_prints_in_each_dimension_what_it_prints_on_one_device(parallel
         *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("data=2", "shard=2")),
     ],
 )
-def test_llama_learns_in_each_dimension_what_it_learns_on_one_device(parallel: str) -> None:
+def test_llama_learns_in_each_dimension_what_it_learns_on_one_device(parallel):
     pytest.importorskip("transformers", reason="needs transformers, which the extra hugging-face brings")
     assert _on_ranks("llama.py", parallel).run(_llama)[0] == pytest.approx(_on_one_device(_llama), rel=1e-10)

@@ -1,71 +1,190 @@
-"""Experts distributed over the ranks of a group compute what one device does, and are refused where they can't."""
-
-from __future__ import annotations
+"""Experts that can't be distributed are refused with the reason; a list of them, their load, and what experts drop."""
 
 import re
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
-import mixtures
 import pytest
 import torch
-from axes import Net, Saves, assert_equals_one_device, assert_goes_on, begin, in_both_forms, loader, on_mesh
-from mixtures import MixtureNet, MixtureStep
-from torch import nn
-
-from core import CoreError, ModuleError
-from core.checkpoint import load_checkpoint
-from core.strategies import DDPStrategy
-from core_parallel import ExpertList, MeshParallelStrategy
-from core_testing.ranks import one_device
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from core_testing.ranks import Backend, Rank
-
-_WINDOW = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "max_steps": 4}
-
-
-@pytest.mark.numbers
-@pytest.mark.parametrize(
-    ("sizes", "num_processes"),
-    [
-        ({"expert": 2}, 2),
-        pytest.param({"data": 4, "expert": 2}, 4, marks=pytest.mark.slow),
-        pytest.param({"expert": "auto"}, 4, marks=pytest.mark.slow),
-    ],
-    ids=str,
+from language import (
+    ALONE,
+    NUM_EXPERTS,
+    WIDTH,
+    Mixture,
+    MixtureNet,
+    Net,
+    Stacked,
+    Step,
+    loader,
+    on,
+    one_expert,
+    refusal,
+    train,
+    words_of,
 )
-@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.exhaustive), _WINDOW], ids=["steps", "windows"])
-def test_steps_equal_one_device(sizes: dict[str, Any], num_processes: int, options: dict[str, Any]) -> None:
-    assert_equals_one_device(on_mesh(num_processes, num_processes, **sizes), MixtureStep, **options)
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import PrepareModuleInput
+
+from core import ModuleError
+from core_parallel import ExpertList, ExpertLoad, MeshParallelStrategy
+from core_parallel.mesh.placements import own_part
 
 
-@pytest.mark.numbers
-@pytest.mark.parametrize("make", [mixtures.Capacity, mixtures.OfHalf])
-def test_left_out_tokens_and_common_parameters_are_as_on_one_device(make: Any) -> None:
-    assert_equals_one_device(on_mesh(2, 2, expert=2), partial(MixtureStep, make))
+class Odd(MixtureNet):
+    tensor_parallel_plan = {"blocks.*.experts": "moe_tp_experts"}
+
+    def __init__(self):
+        super().__init__(Stacked(3))
+
+
+class OtherNames(MixtureNet):
+    expert_parallel_plan = ("layers.*.experts",)
+
+
+class Whole(MixtureNet):
+    expert_parallel_plan = ("blocks.0",)
+
+
+class Unknown(MixtureNet):
+    expert_parallel_plan = {"blocks.*.experts": "spread"}
+
+
+class Tied(MixtureNet):
+    def __init__(self):
+        super().__init__(Stacked(), Stacked())
+        self.blocks[1].experts.up = self.blocks[0].experts.up
+
+
+class _Normalizes(Stacked):
+    def forward(self, tokens, numbers, weights):
+        return super().forward(tokens, numbers, weights / weights.sum(1, keepdim=True))
+
+
+class Normalizing(MixtureNet):
+    tensor_parallel_plan = {"blocks.*.experts": "moe_tp_experts"}
+
+    def __init__(self):
+        super().__init__(_Normalizes())
+
+
+class _OfSequences(Mixture):
+    def forward(self, x):
+        weights, numbers = self.gate(x).softmax(-1).topk(2)
+        return x + self.experts(x, numbers, weights)
+
+
+class Sequences(MixtureNet):
+    def __init__(self):
+        super().__init__()
+        self.blocks[0] = _OfSequences(Stacked())
+
+
+class Beside(MixtureNet):
+    """One of its parts is a function, which calls a mixture that is no part."""
+
+    def __init__(self):
+        super().__init__(Stacked(), Stacked(), Stacked())
+        self.mixture = self.blocks.pop(0)
+
+    def pipeline(self):
+        return [self.start, self.blocks[0], self.mix, *self.blocks[1:], self.head]
+
+    def mix(self, x):
+        return self.mixture(x)
+
+
+_NORMALIZES = r"_Normalizes 'blocks\.0\.experts' computes other values for tokens with several experts than for"
+
+
+def _call(model, net):
+    model(*words_of(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (Net, r"Net has no experts that are known: .* core_parallel\.ExpertList makes one of a list"),
+        (Odd, r"'blocks\.0\.experts' has 3 experts, and expert=2 doesn't divide that"),
+        (OtherNames, r"names 'layers\.\*\.experts', and OtherNames has no such module"),
+        (Whole, r"'blocks\.0' must have the number of experts as their first dim, and it has 'before\.weight'"),
+        (Unknown, r"for 'blocks\.0\.experts' is 'spread'; expected 'ep_dispatch_experts' for a module"),
+        (Tied, r"'blocks\.0\.experts\.up' and 'blocks\.1\.experts\.up' share a parameter of experts"),
+        (Normalizing, _NORMALIZES),
+        (Sequences, r"Stacked 'blocks\.0\.experts' was called with \[\(2, 3, 16\), \(2, 3, 2\), \(2, 3, 2\)\]"),
+    ],
+)
+def test_models_whose_experts_cannot_be_distributed_are_refused_with_the_reason(make, expected):
+    for error in on(in_process=True, data=2, expert=2).run(refusal, make, _call):
+        assert re.search(expected, error), error
+
+
+def test_experts_that_normalize_are_refused_in_a_tensor_group_too():
+    for error in on(in_process=True, tensor=2).run(refusal, Normalizing, _call):
+        assert re.search(_NORMALIZES, error)
+
+
+def _shares(rank):
+    fabric, net = rank.fabric(), MixtureNet()
+    net.tensor_parallel_plan = Odd.tensor_parallel_plan
+    fabric.setup(net)
+    shapes = [own_part(one).shape for block in net.blocks for one in block.experts.parameters()]
+    fabric.teardown()
+    return shapes, [block.experts.num_experts for block in net.blocks]
+
+
+def test_each_rank_of_a_tensor_group_has_some_of_the_experts():
+    for shapes, counts in on(in_process=True, tensor=2).run(_shares):
+        assert {shape[0] for shape in shapes} == {2}
+        assert counts == [NUM_EXPERTS, NUM_EXPERTS]
+
+
+class _Scaled(Step):
+    """Its loss is scaled by the rank after a schedule has had it."""
+
+    def backward(self, loss):
+        (loss * (1 + self.trainer.strategy.data_parallel_rank)).backward()
+
+
+def _refuses(rank, make):
+    with pytest.raises(ModuleError) as caught:
+        rank.trainer(max_steps=1).fit(make(), loader(4))
+    return str(caught.value)
+
+
+_PLAN = {
+    "net.blocks.0": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True)
+}
 
 
 @pytest.mark.slow
-@pytest.mark.numbers
-@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", pytest.param("Olmoe", marks=pytest.mark.exhaustive)])
-def test_a_transformers_model_is_distributed_by_the_plan_of_its_config(name: str) -> None:
-    pytest.importorskip("transformers")
-    assert_equals_one_device(on_mesh(2, 2, expert=2), partial(mixtures.OfTransformers, name), gradient_clip_val=0.3)
+@pytest.mark.parametrize(
+    ("mesh", "make", "expected"),
+    [
+        (
+            {"data": 2, "tensor": 2, "expert": 2, "tensor_plan": _PLAN},
+            partial(Step, MixtureNet),
+            r"Stacked 'net\.blocks\.0\.experts' was called with other tokens on each rank of a tensor group",
+        ),
+        (
+            {"data": 2, "pipeline": 2, "expert": 2},
+            partial(Step, Beside),
+            r"The experts 'net\.mixture\.experts' are in no part of the pipeline",
+        ),
+        (
+            {"data": 2, "pipeline": 2, "schedule": "1F1B", "expert": 2},
+            partial(_Scaled, MixtureNet),
+            r"Losses of ranks whose experts are distributed are scaled by \S+ to \S+ after",
+        ),
+    ],
+    ids=["tokens", "outside", "scaled"],
+)
+def test_what_would_be_wrong_beside_another_axis_is_refused(mesh, make, expected):
+    for error in on(**mesh).run(_refuses, make):
+        assert re.search(expected, error), error
 
 
-@pytest.mark.slow
-@pytest.mark.numbers
-def test_experts_compute_again_in_backward() -> None:
-    options: dict[str, Any] = {"activation_checkpointing": "units", "gradient_clip_val": 0.3}
-    assert_equals_one_device(on_mesh(2, 2, expert=2), partial(MixtureStep, mixtures.Capacity), **options)
-
-
-def _distribute_anew(rank: Rank) -> str:
-    module = MixtureStep()
+def _distribute_anew(rank):
+    module = Step(MixtureNet)
     rank.trainer(max_steps=1).fit(module, loader(4))
     with pytest.raises(ModuleError) as caught:
         rank.trainer(MeshParallelStrategy(expert=4), max_steps=1).fit(module, loader(4))
@@ -73,86 +192,9 @@ def _distribute_anew(rank: Rank) -> str:
 
 
 @pytest.mark.slow
-def test_experts_that_are_distributed_otherwise_are_refused() -> None:
-    for error in _COPIES.run(_distribute_anew):
+def test_experts_that_are_distributed_otherwise_are_refused():
+    for error in on(data=4, expert=2).run(_distribute_anew):
         assert re.search(r"distributed already, over the ranks \[\d, \d\], and not over \[0, 1, 2, 3\]", error)
-
-
-_EXPERT = on_mesh(2, 2, expert=2)
-_COPIES = on_mesh(4, 4, expert=2)
-_DDP = on_mesh(2, 2, DDPStrategy)
-_SHARDS = on_mesh(4, 4, expert=2, shard=2)
-_RESUMED = {
-    "expert-ddp": (_EXPERT, _DDP),
-    "copies-expert": (_COPIES, _EXPERT),
-    "ddp-copies": (_DDP, _COPIES),
-    "expert-shard": (_EXPERT, on_mesh(2, 2, shard=2)),
-    "shards-ddp": (_SHARDS, _DDP),
-    "ddp-shards": (_DDP, _SHARDS),
-    "context-shards": (on_mesh(4, 2, expert=2, context=2), on_mesh(4, 4, expert=4, shard=2)),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.numbers
-@pytest.mark.parametrize(
-    ("source", "target", "form"), in_both_forms(_RESUMED, "copies-expert", "context-shards", "shards-ddp in one file")
-)
-def test_a_run_goes_on_in_the_middle_of_an_epoch(source: Backend, target: Backend, form: Any, tmp_path: Path) -> None:
-    both = [replace(one, strategy=partial(one.strategy, checkpoint_io=form())) for one in (source, target)]
-    assert_goes_on(*both, tmp_path / "step.ckpt", MixtureStep)
-
-
-def _carry(rank: Rank, source: Path, target: Path) -> None:
-    trainer = rank.trainer(max_steps=3, max_epochs=10, callbacks=Saves(target))
-    trainer.fit(MixtureStep(), loader(8 // rank.backend.data_parallel_size), ckpt_path=source)
-
-
-@pytest.mark.slow
-@pytest.mark.numbers
-def test_state_goes_round_the_strategies_bit_for_bit(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}.ckpt" for number in range(5)]
-    _EXPERT.run(begin, paths[0], MixtureStep)
-    for number, backend in enumerate([_DDP, _COPIES, one_device("cpu"), _EXPERT]):
-        backend.run(_carry, paths[number], paths[number + 1])
-    first, *others = map(load_checkpoint, paths)
-    for other in others:
-        for name, value in first["model"].items():
-            assert torch.equal(value, other["model"][name]), name
-        moments, found = (checkpoint["optimizers"][0]["state"] for checkpoint in (first, other))
-        assert len(moments) == len(first["model"]) == len(found)
-        for name, entry in moments.items():
-            assert all(torch.equal(value, found[name][key]) for key, value in entry.items()), name
-
-
-_REFUSED: list[tuple[Any, str]] = [
-    (Net, r"Net has no experts that are known: .* core_parallel\.ExpertList makes one of a list"),
-    (mixtures.Odd, r"'blocks\.0\.experts' has 3 experts, and expert=2 doesn't divide that"),
-    (mixtures.OtherNames, r"names 'layers\.\*\.experts', and OtherNames has no such module"),
-    (mixtures.Whole, r"'blocks\.0' must have the number of experts as their first dim, and it has 'norm\.weight'"),
-    (mixtures.Unknown, r"for 'blocks\.0\.experts' is 'spread'; expected 'ep_dispatch_experts' for a module"),
-    (mixtures.Tied, r"'blocks\.0\.experts\.up' and 'blocks\.1\.experts\.up' share a parameter of experts"),
-    (mixtures.Normalizing, r"_Normalizing 'blocks\.0\.experts' computes other values for tokens with several experts"),
-    (mixtures.Sequences, r"Stacked 'blocks\.0\.experts' was called with \[\(2, 3, 16\), \(2, 3, 2\), \(2, 3, 2\)\]"),
-]
-
-
-def _errors(rank: Rank) -> list[str]:
-    errors = []
-    for make, _ in _REFUSED:
-        fabric = rank.fabric()
-        words = torch.zeros(2, 3, dtype=torch.long)
-        with pytest.raises(CoreError) as caught:
-            fabric.setup(make())(words, words)
-        errors.append(str(caught.value))
-        fabric.teardown()
-    return errors
-
-
-def test_models_whose_experts_cannot_be_distributed_are_refused_with_the_reason() -> None:
-    for errors in _EXPERT.run(_errors):
-        for error, (_, expected) in zip(errors, _REFUSED, strict=True):
-            assert re.search(expected, error), error
 
 
 @pytest.mark.parametrize(
@@ -164,21 +206,56 @@ def test_models_whose_experts_cannot_be_distributed_are_refused_with_the_reason(
     ],
     ids=["unlike", "none", "buffers"],
 )
-def test_a_list_of_other_experts_is_refused(members: Any, expected: str) -> None:
+def test_a_list_of_other_experts_is_refused(members, expected):
     with pytest.raises(ModuleError, match=expected):
         ExpertList(members)
 
 
-def test_a_list_computes_what_its_members_do() -> None:
+def test_a_list_computes_what_its_members_do():
     torch.manual_seed(0)
-    members = [mixtures.one_expert() for _ in range(3)]
-    tokens, weights = torch.randn(5, mixtures.WIDTH), torch.rand(5, 2)
+    members = [one_expert() for _ in range(3)]
+    tokens, weights = torch.randn(5, WIDTH), torch.rand(5, 2)
     numbers = torch.tensor([[0, 2], [2, 0], [0, 2], [2, 2], [3, 0]])  # none for 1, and one past the last
-    expected = torch.stack(
-        [
-            sum(w * members[n](x) for w, n in zip(ws, ns, strict=True) if n < 3)
-            for x, ws, ns in zip(tokens, weights, numbers.tolist(), strict=True)
-        ]
-    )
+    expected = torch.zeros_like(tokens)
+    for place, choice in (numbers < 3).nonzero().tolist():
+        expected[place] += weights[place, choice] * members[numbers[place, choice]](tokens[place])
     torch.testing.assert_close(ExpertList(members)(tokens, numbers, weights), expected)
-    assert MixtureNet().blocks[1].experts.each[0].weight.shape == (4, 32, 16)
+
+
+class _Counted(Step):
+    """Counts the choices of the first block itself."""
+
+    def on_train_start(self):
+        self.counts = torch.zeros(NUM_EXPERTS + 1)
+        self.net.blocks[0].experts.register_forward_hook(self._count)
+
+    def _count(self, module, given, result):
+        self.counts += torch.bincount(given[1].flatten(), minlength=NUM_EXPERTS + 1)
+
+
+def _logged(rank, make):
+    module = make(MixtureNet)
+    _, values = train(rank, lambda: module, callbacks=[ExpertLoad()], max_steps=2, log_every_n_steps=2)
+    del values["loss"]
+    hooks = [len(part._forward_pre_hooks) for part in module.modules()]
+    return values, hooks, vars(module).get("counts")
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        {"data": 2, "expert": 2},
+        pytest.param({"data": 2, "pipeline": 2, "schedule": "1F1B", "expert": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_the_load_is_that_of_one_device(mesh):
+    ((expected, hooks, counts),) = ALONE.run(_logged, _Counted)
+    shares = counts[:-1] / counts[:-1].sum()
+    assert not any(hooks)
+    for number, share in enumerate(shares.tolist()):
+        assert expected[f"expert_load/net.blocks.0.experts/{number}"] == pytest.approx(share)
+    assert expected["expert_load/net.blocks.0.experts/max_violation"] == pytest.approx(float(shares.max()) * 4 - 1)
+    for found, *_ in on(**mesh).run(_logged, Step):
+        assert found == pytest.approx(expected)

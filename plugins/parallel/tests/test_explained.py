@@ -1,14 +1,10 @@
 """The rows of `core explain` say what a run does: where stages are, what a rank keeps, and how much it sends."""
 
-from __future__ import annotations
-
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cache
 
 import pytest
 import torch
-from axes import WORDS, Net
-from mixtures import MixtureNet
+from language import WIDTH, WORDS, MixtureNet, Net
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,21 +18,19 @@ from core_parallel import MeshParallelStrategy
 from core_parallel.context import attention
 from core_testing.ranks import Backend
 
-if TYPE_CHECKING:
-    from core_testing.ranks import Rank
-
 LENGTH, BATCH = 8, 4
 
 
 class Piped(Net):
     """With parts, of which the first takes words and their places."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        del self.place
+        del self.start
+        self.embed = nn.Embedding(WORDS, WIDTH)
         self.example_input_array = torch.zeros(BATCH, LENGTH, 2, dtype=torch.long)
 
-    def pipeline(self) -> list[Any]:
+    def pipeline(self):
         return [
             self.begin,
             self.embed,
@@ -46,24 +40,22 @@ class Piped(Net):
             torch.clone,
         ]  # no view, of which FSDP2 warns
 
-    def begin(self, x: Tensor) -> Tensor:
+    def begin(self, x):
         return x[..., 0]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for part in self.pipeline():
             x = part(x)
         return x
 
 
-def explained(
-    module: nn.Module | None, devices: int = 2, precision: str | None = None, **options: Any
-) -> dict[str, str]:
+def explained(module, devices=2, precision=None, **options):
     """The choices of a strategy's rows, by what they are about; those with one subject are joined."""
     chosen = resolve(
         strategy=MeshParallelStrategy(**options), accelerator="cpu", devices=devices, precision=precision
     ).strategy
     assert isinstance(chosen, ExplainsLayout)
-    found: dict[str, str] = {}
+    found = {}
     for what, choice, _ in chosen.explain_layout(module):
         found[what] = f"{found[what]} + {choice}" if what in found else choice
     return found
@@ -72,11 +64,11 @@ def explained(
 class Sent(TorchDispatchMode):
     """The bytes that a rank hands to torch.distributed in tensors, but for those of a few numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.size_bytes = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.__name__.split(".")[0]
         if func.namespace in ("c10d", "_c10d_functional") and not name.startswith(("recv", "wait", "_wrap")):
             given = args[1] if name in ("_allgather_base_", "_reduce_scatter_base_") else args[0]
@@ -87,44 +79,52 @@ class Sent(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def loss_of(model: Any, x: Tensor) -> Tensor:
+def loss_of(model, x):
     return functional.cross_entropy(model(x).flatten(0, 1), x[..., 0].flatten())
 
 
-def sent_in_a_step(rank: Rank) -> int:
-    fabric = rank.fabric()
-    fabric.session.compares_ranks = False  # after the first steps, and then seldom
-    module = Piped()
-    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-    x = torch.randint(0, WORDS, (BATCH, LENGTH, 2))
-    for number in range(2):  # the first step also compares
-        sent = Sent()
-        with sent:
-            optimizer.zero_grad()
-            fabric.step(model, x if number == 0 else x.clone(), loss_of)
-            optimizer.step()
-    return sent.size_bytes
+_AXES = {
+    "data": {"data": 2},
+    "shard": {"shard": 2},
+    "tensor": {"tensor": 2},
+    "pipeline": {"pipeline": 2, "schedule": "GPipe"},
+}
 
 
-@pytest.mark.parametrize(
-    ("options", "axis"),
-    [
-        ({"data": 2}, "data"),
-        ({"shard": 2}, "shard"),
-        ({"tensor": 2}, "tensor"),
-        ({"pipeline": 2, "schedule": "GPipe"}, "pipeline"),
-    ],
-    ids=["data", "shard", "tensor", "pipeline"],
-)
-def test_a_rank_sends_as_much_as_is_explained(options: Any, axis: str) -> None:
-    found = Backend(partial(MeshParallelStrategy, **options), num_processes=2).run(sent_in_a_step)
-    text = explained(Piped(), **options)[f"sends over {axis}"]
+def sent_in_steps(rank):
+    """The bytes that a rank sends in a step, by the axis along which."""
+    found = {}
+    for axis, options in _AXES.items():
+        fabric, module = rank.fabric(MeshParallelStrategy(**options)), Piped()
+        fabric.session.compares_ranks = False  # after the first steps, and then seldom
+        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        x = torch.randint(0, WORDS, (BATCH, LENGTH, 2))
+        for _ in range(2):  # the first step also compares
+            sent = Sent()
+            with sent:
+                optimizer.zero_grad()
+                fabric.step(model, x.clone(), loss_of)
+                optimizer.step()
+        found[axis] = sent.size_bytes
+        fabric.teardown()
+    return found
+
+
+@cache
+def sent():
+    """The bytes on each rank, of one group for all axes."""
+    return Backend(MeshParallelStrategy, num_processes=2).run(sent_in_steps)
+
+
+@pytest.mark.parametrize("axis", _AXES)
+def test_a_rank_sends_as_much_as_is_explained(axis):
+    text = explained(Piped(), **_AXES[axis])[f"sends over {axis}"]
     number, _, unit = text.partition(" a ")
     times = {"step": 1, "position": BATCH * LENGTH, "sample": BATCH}[unit]
-    assert [size_text(one / times) for one in found] == [number, number]
+    assert [size_text(of_rank[axis] / times) for of_rank in sent()] == [number, number]
 
 
-def test_the_mesh_and_the_place_of_each_rank() -> None:
+def test_the_mesh_and_the_place_of_each_rank():
     found = explained(None, 8, pipeline=2, tensor=2)
     assert found["mesh"] == "pipeline=2, data=2, tensor=2"
     assert found["pipeline groups"] == "0 4, 1 5, 2 6, 3 7"
@@ -136,7 +136,7 @@ def test_the_mesh_and_the_place_of_each_rank() -> None:
     assert [row for row in many if row.startswith("rank")] == ["rank 0", "rank 1", "rank 2", "rank 3", "rank 1023"]
 
 
-def test_stages_and_cut_layers() -> None:
+def test_stages_and_cut_layers():
     with torch.device("meta"):
         module = Piped()
     found = explained(module, 4, pipeline=2, tensor=2)
@@ -150,11 +150,11 @@ def test_stages_and_cut_layers() -> None:
     assert small["sends over tensor"] == "up to 384 B a position"
 
 
-def parameters(module: nn.Module, *names: str) -> list[Tensor]:
+def parameters(module, *names):
     return [one for name in names for one in module.get_submodule(name).parameters()]
 
 
-def test_experts() -> None:
+def test_experts():
     with torch.device("meta"):
         module = MixtureNet()
     found = explained(module, 4, expert=2)
@@ -165,7 +165,7 @@ def test_experts() -> None:
         explained(module, 3, expert=3)
 
 
-def test_what_a_run_would_refuse() -> None:
+def test_what_a_run_would_refuse():
     with pytest.raises(ConfigurationError, match="pipeline=2, data=1 and tensor=2 make 4 processes, and there are 2"):
         explained(None, 2, pipeline=2, data=1, tensor=2)
     with pytest.raises(ModuleError, match="doesn't say what its parts are"):
@@ -174,7 +174,7 @@ def test_what_a_run_would_refuse() -> None:
         explained(Piped(), 3, tensor=3)
 
 
-def test_the_mask_of_keys_in_a_dispatch_mode() -> None:
+def test_the_mask_of_keys_in_a_dispatch_mode():
     query, key = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
     whole = functional.scaled_dot_product_attention(query, key, key, attention._causal(3, 5, query.device))
     with Sent():

@@ -1,16 +1,13 @@
 """One mesh with named axes: its sizes, the shares of the data, and what isn't an option of it."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from axes import on_mesh, train
+from language import on, train
 
 import core_parallel
 from core import ConfigurationError, Trainer
@@ -19,27 +16,23 @@ from core.watch import end as end_watch
 from core_fsdp import FSDPStrategy
 from core_parallel import MeshParallelStrategy
 from core_parallel.mesh import sizes
-from core_parallel.mesh.sizes import Sizes
 from core_parallel.stages import shards
 from core_testing.training import assert_equal_tensors
 
-if TYPE_CHECKING:
-    from core_testing.ranks import Rank
 
-
-def test_the_earlier_name_is_the_same_class() -> None:
+def test_the_earlier_name_is_the_same_class():
     assert core_parallel.ParallelStrategy is MeshParallelStrategy
     assert STRATEGY_REGISTRY.get("parallel") is MeshParallelStrategy
     assert known_options(MeshParallelStrategy) >= {*sizes.AXES, "expert", "context_dim", "start_method"}
     assert not known_options(MeshParallelStrategy) & {"axes", "options"}
 
 
-def _derived(world_size: int, **given: Any) -> Sizes:
-    ones: dict[str, int | None] = dict.fromkeys((*sizes.AXES, "expert"), 1)
+def _derived(world_size, **given):
+    ones = dict.fromkeys((*sizes.AXES, "expert"), 1)
     return sizes.derive(ones | {"data": None} | given, world_size)
 
 
-def test_data_is_what_the_other_axes_leave_over() -> None:
+def test_data_is_what_the_other_axes_leave_over():
     assert _derived(16, shard=2, tensor=2).shape == (1, 4, 2, 1, 2)
     assert _derived(8, pipeline=None, data=2).shape == (4, 2, 1, 1, 1)
     assert _derived(8, shard=None, tensor=None).shape == (1, 1, 8, 1, 1)
@@ -63,12 +56,12 @@ def test_data_is_what_the_other_axes_leave_over() -> None:
     ],
     ids=str,
 )
-def test_sizes_that_do_not_fit_are_refused_before_work(options: Any, devices: int, expected: str) -> None:
+def test_sizes_that_do_not_fit_are_refused_before_work(options, devices, expected):
     with pytest.raises(ConfigurationError, match=expected):
         Trainer(strategy=MeshParallelStrategy(**options), accelerator="cpu", devices=devices)
 
 
-def _fit_in_two_groups(rank: Rank) -> Any:
+def _fit_in_two_groups(rank):
     """The weights of a fit, and of one in a group that is made anew, whose subgroups have other names."""
     first = train(rank, max_steps=2)[0]
     end_watch()
@@ -85,12 +78,12 @@ def _fit_in_two_groups(rank: Rank) -> Any:
 @pytest.mark.slow
 @pytest.mark.numbers
 @pytest.mark.parametrize("axis", ["tensor", "shard"])
-def test_a_fit_after_the_group_was_destroyed_uses_groups_of_the_new_one(axis: str) -> None:
-    first, second = on_mesh(4, 2 if axis == "tensor" else 4, **{axis: 2}).run(_fit_in_two_groups)[0]
+def test_a_fit_after_the_group_was_destroyed_uses_groups_of_the_new_one(axis):
+    first, second = on(data=2, **{axis: 2}).run(_fit_in_two_groups)[0]
     assert_equal_tensors(second, first, 0.0)
 
 
-def test_an_option_given_as_its_default_is_not_one_of_shards() -> None:
+def test_an_option_given_as_its_default_is_not_one_of_shards():
     given = {name: it.default for name, it in inspect.signature(FSDPStrategy).parameters.items()}
     defaults = {name: value for name, value in given.items() if value is not inspect.Parameter.empty}
     assert defaults["auto_wrap_policy"] == "units"
@@ -104,7 +97,7 @@ def test_an_option_given_as_its_default_is_not_one_of_shards() -> None:
         (SimpleNamespace(_get_fsdp_state=lambda: SimpleNamespace(_is_root=True)), "_root_post_backward_final_callback"),
     ],
 )
-def test_a_torch_without_the_private_names_of_shards_is_refused(unit: Any, name: str) -> None:
+def test_a_torch_without_the_private_names_of_shards_is_refused(unit, name):
     expected = rf"torch {re.escape(torch.__version__)} has no '{name}'\. Use torch 2\.13"
     with pytest.raises(ConfigurationError, match=expected):
         shards.refuse_other_torch([unit])

@@ -12,7 +12,7 @@ from support.checkout import in_checkout
 EXAMPLE = in_checkout("examples/mixture_of_experts.py")
 
 
-def losses(*arguments: str) -> list[float]:
+def losses(*arguments):
     command = [sys.executable, str(EXAMPLE), "--accelerator", "cpu", "--epochs", "1", *arguments]
     done = programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -21,7 +21,7 @@ def losses(*arguments: str) -> list[float]:
 
 
 @pytest.mark.slow
-def test_experts_learn_alike_on_one_device_and_distributed() -> None:
+def test_experts_learn_alike_on_one_device_and_distributed():
     alone = losses()
     assert len(alone) == 1
     assert alone[0] < 4.0, "drawing from 128 bytes at random gives 4.9"

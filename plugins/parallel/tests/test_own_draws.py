@@ -1,41 +1,30 @@
 """Each rank of a tensor group drops other places of its part of the values, and all the same ones of whole values."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 import torch
-from axes import on_mesh
-from mixtures import Stacked
-from torch import Tensor, nn
+from language import ALONE, WIDTH, Stacked, on
+from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from core import CoreError
-from core_testing.ranks import one_device
-
-if TYPE_CHECKING:
-    from core_testing.ranks import Rank
-
-WIDTH = 16
 
 
 class Block(nn.Module):
     """Drops between its layers, and what it returns."""
 
-    def __init__(self, inside: float) -> None:
+    def __init__(self, inside):
         super().__init__()
         self.up, self.down, self.inside = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), inside
-        self.masks: list[Tensor] = []
+        self.masks = []
 
-    def drop(self, x: Tensor, p: float) -> Tensor:
+    def drop(self, x, p):
         kept = functional.dropout(torch.ones_like(x), p, self.training)
         if torch.is_grad_enabled():
             self.masks.append(kept)
         return x * kept
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.up(x)
         x = self.drop(x, self.inside) if self.inside else x
         return self.drop(self.down(x), 0.5)
@@ -46,15 +35,15 @@ class Net(nn.Module):
 
     tensor_parallel_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
 
-    def __init__(self, inside: float) -> None:
+    def __init__(self, inside):
         super().__init__()
         self.blocks = nn.ModuleList(Block(inside) for _ in range(2))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.blocks[1], self.blocks[0](x), use_reentrant=False)  # type: ignore[no-any-return]
+    def forward(self, x):
+        return checkpoint(self.blocks[1], self.blocks[0](x), use_reentrant=False)
 
 
-def _train(rank: Rank, inside: float) -> Any:
+def _train(rank, inside):
     """The masks of both blocks, and what torch draws next."""
     fabric = rank.fabric()
     torch.manual_seed(3)
@@ -66,8 +55,8 @@ def _train(rank: Rank, inside: float) -> Any:
     return [block.masks for block in net.blocks], torch.rand(1)
 
 
-def test_masks_of_parts_differ_and_masks_of_whole_values_are_alike() -> None:
-    (ones, after), (others, other_after) = on_mesh(2, 1, tensor=2).run(_train, 0.5)
+def test_masks_of_parts_differ_and_masks_of_whole_values_are_alike():
+    (ones, after), (others, other_after) = on(in_process=True, tensor=2).run(_train, 0.5)
     for one, other in zip(ones, others, strict=True):
         assert one[0].shape == (4, WIDTH // 2)
         assert not torch.equal(one[0], other[0])
@@ -77,9 +66,9 @@ def test_masks_of_parts_differ_and_masks_of_whole_values_are_alike() -> None:
     assert torch.equal(after, other_after)
 
 
-def test_where_parts_are_not_dropped_all_is_drawn_as_on_one_device() -> None:
-    expected, expected_after = one_device("cpu").run(_train, 0.0)[0]
-    for found, after in on_mesh(2, 1, tensor=2).run(_train, 0.0):
+def test_where_parts_are_not_dropped_all_is_drawn_as_on_one_device():
+    expected, expected_after = ALONE.run(_train, 0.0)[0]
+    for found, after in on(in_process=True, tensor=2).run(_train, 0.0):
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one[0], other[0])
         assert torch.equal(after, expected_after)
@@ -88,16 +77,16 @@ def test_where_parts_are_not_dropped_all_is_drawn_as_on_one_device() -> None:
 class DropsWhole(Net):
     """A block that drops its input behind the first cut layer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(0.0)
         self.blocks = nn.ModuleList([_DropsWhole(0.0)])
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks[0](x)  # type: ignore[no-any-return]
+    def forward(self, x):
+        return self.blocks[0](x)
 
 
 class _DropsWhole(Block):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         up = self.up(x)
         return functional.dropout(x, 0.5, self.training) + self.down(up)
 
@@ -105,13 +94,13 @@ class _DropsWhole(Block):
 class Adapted(nn.Module):
     """A layer with an adapter that drops what it is given, as peft's."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.base_layer, self.masks = nn.Linear(WIDTH, WIDTH), []
         self.lora_A = nn.ModuleDict({"default": nn.Linear(WIDTH, 2, bias=False)})
         self.lora_B = nn.ModuleDict({"default": nn.Linear(2, WIDTH, bias=False)})
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         mask = functional.dropout(torch.ones_like(x), 0.5, self.training)
         if torch.is_grad_enabled():
             self.masks.append(mask)
@@ -119,11 +108,11 @@ class Adapted(nn.Module):
 
 
 class _Adapting(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.left, self.right, self.down = Adapted(), Adapted(), Adapted()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.down(self.left(x) * self.right(x))
 
 
@@ -132,15 +121,15 @@ class AdaptedNet(nn.Module):
 
     tensor_parallel_plan = {"block.left": "colwise", "block.right": "colwise", "block.down": "rowwise"}
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.block = _Adapting()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.block(x)  # type: ignore[no-any-return]
+    def forward(self, x):
+        return self.block(x)
 
 
-def _adapt(rank: Rank) -> list[Tensor]:
+def _adapt(rank):
     fabric = rank.fabric()
     torch.manual_seed(3)
     net = AdaptedNet()
@@ -149,15 +138,15 @@ def _adapt(rank: Rank) -> list[Tensor]:
     return [part.masks[0] for part in (net.block.left, net.block.right, net.block.down)]
 
 
-def test_adapters_drop_the_same_of_whole_inputs_and_other_places_of_parts() -> None:
-    (left, right, down), others = on_mesh(2, 1, tensor=2).run(_adapt)
+def test_adapters_drop_the_same_of_whole_inputs_and_other_places_of_parts():
+    (left, right, down), others = on(tensor=2).run(_adapt)
     assert torch.equal(left, others[0])
     assert torch.equal(right, others[1])
     assert down.shape == (4, WIDTH // 2)
     assert not torch.equal(down, others[2])
 
 
-def _attempt(rank: Rank) -> str:
+def _attempt(rank):
     fabric = rank.fabric()
     with pytest.raises(CoreError) as caught:
         fabric.setup(DropsWhole())(torch.ones(4, WIDTH))
@@ -165,8 +154,8 @@ def _attempt(rank: Rank) -> str:
     return str(caught.value)
 
 
-def test_whole_values_that_are_dropped_between_cut_layers_are_refused() -> None:
-    for error in on_mesh(2, 1, tensor=2).run(_attempt):
+def test_whole_values_that_are_dropped_between_cut_layers_are_refused():
+    for error in on(in_process=True, tensor=2).run(_attempt):
         assert error.startswith("_DropsWhole 'blocks.0' drops some of what all ranks of a tensor group have whole")
 
 
@@ -175,22 +164,22 @@ class Mixture(nn.Module):
 
     tensor_parallel_plan = {"experts": "moe_tp_experts"}
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.experts = _Dropping()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         numbers = torch.zeros(len(x), 1, dtype=torch.long)
         numbers[0] = 3
-        return self.experts(x, numbers, torch.ones(len(x), 1))  # type: ignore[no-any-return]
+        return self.experts(x, numbers, torch.ones(len(x), 1))
 
 
 class _Dropping(Stacked):
-    def forward(self, tokens: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+    def forward(self, tokens, numbers, weights):
         return super().forward(functional.dropout(tokens, 0.5, self.training), numbers, weights)
 
 
-def _mix(rank: Rank) -> Tensor:
+def _mix(rank):
     fabric = rank.fabric()
     model = fabric.setup(Mixture())
     torch.manual_seed(3)
@@ -199,6 +188,6 @@ def _mix(rank: Rank) -> Tensor:
     return torch.rand(1)
 
 
-def test_experts_that_drop_leave_all_ranks_with_the_same_numbers() -> None:
-    one, other = on_mesh(2, 1, tensor=2).run(_mix)
+def test_experts_that_drop_leave_all_ranks_with_the_same_numbers():
+    one, other = on(in_process=True, tensor=2).run(_mix)
     assert torch.equal(one, other)

@@ -1,35 +1,30 @@
 """The parts of a model are found, by whoever says them, and make stages."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from language import ALONE, on
+from torch import nn
 from torch.utils.data import DataLoader
 
 from core import ConfigurationError, CoreError, Module
 from core_parallel import MeshParallelStrategy
 from core_parallel.stages import forward_check, found_blocks, part_times, parts
 from core_parallel.stages.layout import Layout
-from core_testing.ranks import Backend, one_device
-
-if TYPE_CHECKING:
-    from core_testing.ranks import Rank
+from core_testing.ranks import Backend
 
 
 class Fixed(nn.Module):
     """A model that can't be changed: it has no method `pipeline`, and lists of modules."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed = nn.Linear(4, 8)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(11))
         self.head = nn.Linear(8, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.embed(x).relu()
         for block in self.blocks:
             x = block(x)
@@ -39,21 +34,21 @@ class Fixed(nn.Module):
 class Wrapped(nn.Module):
     """A step around it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = Fixed()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x).sum()
 
 
-def names_of(user: nn.Module, cut: parts.Cut) -> list[str]:
+def names_of(user, cut):
     names = {id(module): name for name, module in user.named_modules()}
     return [names.get(id(part), "a function") for stage in cut.stages for part in stage]
 
 
 @pytest.mark.parametrize(("make", "prefix"), [(Fixed, ""), (Wrapped, "net.")])
-def test_parts_have_names_in_the_users_module(make: Any, prefix: str) -> None:
+def test_parts_have_names_in_the_users_module(make, prefix):
     user = make()
     cut = parts.cut(user, 3, [f"{prefix}embed", torch.relu, f"{prefix}blocks.*", f"{prefix}head"])
     assert (cut.name, cut.module) == (prefix[:-1], user.get_submodule(prefix[:-1]))
@@ -83,25 +78,25 @@ def test_parts_have_names_in_the_users_module(make: Any, prefix: str) -> None:
         (["zzz", "head"], "It has 'embed', 'blocks', 'blocks.0'"),
     ],
 )
-def test_names_that_are_not_the_model_are_refused(given: list[Any], expected: str) -> None:
+def test_names_that_are_not_the_model_are_refused(given, expected):
     user = Fixed()
     with pytest.raises(CoreError, match=expected):
         forward_check.check(Layout(user, parts.cut(user, 2, given), 2, 0), (torch.randn(3, 4),), {})
 
 
-def test_names_are_of_one_module_that_is_called() -> None:
+def test_names_are_of_one_module_that_is_called():
     assert parts.cut(Wrapped(), 2, ["net.blocks.*"]).name == "net"
     with pytest.raises(CoreError, match=r"No module that has all of parts=\['0', '1'\] has a forward"):
         parts.cut(nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), 2, ["*"])
 
 
 @pytest.mark.parametrize("given", ["embed", [], [torch.relu], ["embed", 3], [nn.Linear(2, 2), "embed"]])
-def test_parts_are_a_list_of_names(given: Any) -> None:
+def test_parts_are_a_list_of_names(given):
     with pytest.raises(ConfigurationError, match="expected a list of module names in the order"):
         MeshParallelStrategy(pipeline=2, parts=given)
 
 
-def test_a_sequence_applies_a_module_twice() -> None:
+def test_a_sequence_applies_a_module_twice():
     act = nn.Tanh()
     user = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act)
     x = torch.randn(3, 4)
@@ -109,13 +104,13 @@ def test_a_sequence_applies_a_module_twice() -> None:
         assert torch.equal(Layout(user, parts.cut(user, 2, given), 2, 0).fold(x), user(x))
 
 
-def test_names_leave_out_nothing_of_a_sequence() -> None:
+def test_names_leave_out_nothing_of_a_sequence():
     user = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     with pytest.raises(CoreError, match=r"forward computes aten\.tanh"):
         forward_check.check(Layout(user, parts.cut(user, 2, ["0", "2"]), 2, 0), (torch.randn(3, 4),), {})
 
 
-def _tied(*pairs: tuple[int, int]) -> nn.Sequential:
+def _tied(*pairs):
     """Five parts of 1, 20, 1, 1 and 1 parameters, of which pairs share them."""
     user = nn.Sequential(*(nn.Linear(size, 1, bias=False) for size in (1, 20, 1, 1, 1)))
     for one, other in pairs:
@@ -134,7 +129,7 @@ def _tied(*pairs: tuple[int, int]) -> nn.Sequential:
         ([(0, 2)], [3, 1, 1], [3, 1, 1]),
     ],
 )
-def test_stages_get_parts_by_parameters_or_by_count(pairs: Any, balanced: Any, expected: Any) -> None:
+def test_stages_get_parts_by_parameters_or_by_count(pairs, balanced, expected):
     user = _tied(*pairs)
     if expected is None:
         with pytest.raises(CoreError, match=r"has 2 part\(s\) that can be cut apart, and 3 stages were asked for"):
@@ -145,7 +140,7 @@ def test_stages_get_parts_by_parameters_or_by_count(pairs: Any, balanced: Any, e
     assert [one for stage in stages for one in stage] == list(user)
 
 
-def test_a_function_goes_with_the_module_before_it() -> None:
+def test_a_function_goes_with_the_module_before_it():
     given = [torch.neg, "embed", torch.relu, "blocks.*", "head"]
     assert [len(stage) for stage in parts.cut(Fixed(), 3, given, [1, 11, 1]).stages] == [3, 11, 1]
 
@@ -158,7 +153,7 @@ def test_a_function_goes_with_the_module_before_it() -> None:
         ([2, 2, 1], r"cuts after part 2 of Sequential, between parts that share .* possible after 3, 4\."),
     ],
 )
-def test_counts_that_do_not_fit_are_refused(balanced: list[int], expected: str) -> None:
+def test_counts_that_do_not_fit_are_refused(balanced, expected):
     with pytest.raises(ConfigurationError, match=expected):
         parts.cut(_tied((0, 2)), 3, None, balanced)
 
@@ -166,24 +161,24 @@ def test_counts_that_do_not_fit_are_refused(balanced: list[int], expected: str) 
 class _Slow(nn.Module):
     """A part that takes its seconds of a clock of the test's own, and counts its calls."""
 
-    def __init__(self, seconds: float, clock: list[float]) -> None:
+    def __init__(self, seconds, clock):
         super().__init__()
         self.seconds, self.clock = seconds, clock
         self.calls = nn.Buffer(torch.zeros(()))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.clock[0] += self.seconds
         self.calls += 1
         return x + torch.rand(())
 
 
-def test_stages_take_about_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_take_about_as_long(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(part_times, "perf_counter", lambda: clock[0])
     user = nn.Sequential(*(_Slow(seconds, clock) for seconds in (1, 1, 1, 5, 1)))
     with pytest.raises(ConfigurationError, match=r"Sequential on an example, and it has none\. Set its example_input_"):
         parts.cut(user, 3, None, "time")
-    user.example_input_array = torch.zeros(2)  # type: ignore[assignment]  # as Lightning's modules have one
+    user.example_input_array = torch.zeros(2)
     before = torch.get_rng_state()
     assert [len(stage) for stage in parts.cut(user, 3, None, "time").stages] == [3, 1, 1]
     assert torch.equal(torch.get_rng_state(), before)
@@ -191,11 +186,11 @@ def test_stages_take_about_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(stage) for stage in parts.cut(user, 3).stages] == [1, 2, 2]
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
+def test_what_cannot_be_measured_is_refused():
     user = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    user.example_input_array = {"input": torch.zeros(1, 2)}  # type: ignore[assignment]  # as Lightning's modules have one
+    user.example_input_array = {"input": torch.zeros(1, 2)}
     assert [len(stage) for stage in parts.cut(user, 2, None, "time").stages] == [1, 1]
-    user.forward = user[0].forward  # type: ignore[method-assign]
+    user.forward = user[0].forward
     with pytest.raises(CoreError, match="its forward called 0 parts, where 2 were expected"):
         parts.cut(user, 2, None, "time")
     with pytest.raises(CoreError, match=r"which was built on the meta device\. Balance it by 'parameters'"):
@@ -203,7 +198,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 
 @pytest.mark.parametrize("given", ["times", [], [1, 0], [True, 1], 3, [1.0, 2]])
-def test_a_balance_is_a_rule_or_counts(given: Any) -> None:
+def test_a_balance_is_a_rule_or_counts(given):
     with pytest.raises(ConfigurationError, match=r"expected 'parameters', 'time', or a list with the number of parts"):
         MeshParallelStrategy(pipeline=2, balance=given)
 
@@ -211,19 +206,19 @@ def test_a_balance_is_a_rule_or_counts(given: Any) -> None:
 class _Beside(nn.Module):
     """A model whose layers are given something beside the result of the layer before."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed = nn.Linear(4, 4)
         self.layers = nn.ModuleList([nn.Bilinear(4, 4, 4), nn.Bilinear(4, 4, 4)])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x, beside = self.embed(x), x.cos()
         for layer in self.layers:
             x = layer(x, beside)
         return x
 
 
-def test_a_parameter_that_was_put_into_a_part_stays_there() -> None:
+def test_a_parameter_that_was_put_into_a_part_stays_there():
     user = Fixed()
     user.scale = nn.Parameter(torch.ones(()))
     layout = Layout(user, parts.cut(user, 2, ["embed", "blocks.*", "head"]), 2, 0)
@@ -233,19 +228,19 @@ def test_a_parameter_that_was_put_into_a_part_stays_there() -> None:
     assert [id(one) for one in layout.outside()] == [id(user.scale), id(user.shift)]
 
 
-def test_what_goes_beside_is_no_part() -> None:
+def test_what_goes_beside_is_no_part():
     user = _Beside()
     layout = Layout(user, parts.cut(user, 2, ["embed", "layers.*"]), 2, 0)
     with pytest.raises(CoreError, match=r"which end in a TypeError: .* missing 1 required .* what goes beside is"):
         forward_check.check(layout, (torch.randn(3, 4),), {})
 
 
-def learn(rank: Rank) -> tuple[Tensor, list[str]]:
+def learn(rank):
     """The model's result after a step, and the parameters that this rank has."""
     torch.manual_seed(0)
     fabric, x = rank.fabric(), torch.linspace(-1, 1, 32, dtype=torch.float64).reshape(8, 4)
     module = Wrapped().double()
-    module.example_input_array = x  # type: ignore[assignment]  # as Lightning's modules have one
+    module.example_input_array = x
     model = fabric.setup(module)
     optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
     fabric.backward(model(x))
@@ -257,10 +252,10 @@ def learn(rank: Rank) -> tuple[Tensor, list[str]]:
 
 
 @pytest.mark.parametrize("balanced", [[3, 10], "time"])
-def test_named_parts_equal_one_device(balanced: Any) -> None:
-    names: list[Any] = ["net.embed", torch.relu, "net.blocks.*", "net.head"]
+def test_named_parts_equal_one_device(balanced):
+    names = ["net.embed", torch.relu, "net.blocks.*", "net.head"]
     strategy = partial(MeshParallelStrategy, pipeline=2, parts=names, balance=balanced)
-    runs, expected = Backend(strategy, "cpu", 2, 1).run(learn), one_device("cpu").run(learn)[0]
+    runs, expected = Backend(strategy, "cpu", 2, 1, in_process=True).run(learn), ALONE.run(learn)[0]
     for result, _ in runs:
         torch.testing.assert_close(result, expected[0], rtol=0, atol=1e-12)
     assert runs[0][1] + runs[1][1] == expected[1]
@@ -271,31 +266,31 @@ def test_named_parts_equal_one_device(balanced: Any) -> None:
 class _Around(Module):
     """A module that says the parts of a model in it, which its training step calls directly."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.net = Fixed()
         self.double()
 
-    def pipeline(self) -> list[Any]:
+    def pipeline(self):
         return [self.net.embed, torch.relu, *self.net.blocks, self.net.head]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return self.net(batch).square().mean()
 
-    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("both", (self(batch) + self.net(batch)).sum())
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def around(rank: Rank, schedules: list[str | None]) -> list[float]:
+def around(rank, schedules):
     """What the validation after a fit logs, by each schedule."""
-    batches: Any = DataLoader(torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(16, 4), batch_size=8)
+    batches = DataLoader(torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(16, 4), batch_size=8)
     logged = []
     for schedule in schedules:
         given = None if schedule is None else MeshParallelStrategy(pipeline=2, schedule=schedule)
@@ -307,19 +302,19 @@ def around(rank: Rank, schedules: list[str | None]) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_step_calls_the_module_in_the_one_that_says_its_parts() -> None:
-    runs = Backend(partial(MeshParallelStrategy, pipeline=2), "cpu", 2, 1).run(around, [None, "1F1B"])
-    expected = one_device("cpu").run(around, [None])[0]
+def test_a_step_calls_the_module_in_the_one_that_says_its_parts():
+    runs = on(pipeline=2).run(around, [None, "1F1B"])
+    expected = ALONE.run(around, [None])[0]
     for run in runs:
         assert run == pytest.approx(expected * 2, abs=1e-12)
 
 
-def test_the_module_that_is_called_is_compared_with_the_parts() -> None:
+def test_the_module_that_is_called_is_compared_with_the_parts():
     class Scaled(_Around):
-        def pipeline(self) -> list[Any]:
+        def pipeline(self):
             return [*super().pipeline(), torch.neg]
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return -super().forward(x)
 
     user, x = Scaled(), torch.randn(3, 4, dtype=torch.float64)
@@ -335,14 +330,14 @@ class Tied(Fixed):
 
     _no_split_modules = ["Sequential", "Embedding"]
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.embed: Any = nn.Embedding(4, 8)
+        self.embed = nn.Embedding(4, 8)
         self.head = nn.Linear(8, 4)
         self.head.weight = self.embed.weight
 
 
-def test_a_unit_whose_weight_is_used_outside_of_units_is_no_part() -> None:
+def test_a_unit_whose_weight_is_used_outside_of_units_is_no_part():
     model = Tied()
     ((_, _, blocks),) = found_blocks.find(model)
     assert blocks == [*model.blocks]

@@ -1,16 +1,13 @@
 """Models of transformers are cut by the plan of their config, and compute what one device does; or are refused."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from axes import Seen
-from torch import Tensor, nn
+from language import ALONE, Seen
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,11 +17,8 @@ from core_parallel.modules import absent
 from core_parallel.pipeline import batch_norms
 from core_parallel.stages import parts
 from core_parallel.stages.layout import Layout
-from core_testing.ranks import Backend, one_device
+from core_testing.ranks import Backend
 from core_testing.training import assert_equal_tensors
-
-if TYPE_CHECKING:
-    from core_testing.ranks import Rank
 
 WORDS = 11
 _NEEDED = "needs transformers, which the extra hugging-face brings"
@@ -33,11 +27,11 @@ _NEEDED = "needs transformers, which the extra hugging-face brings"
 class Layer(nn.Module):
     """A layer in the manner of transformers: it is given what the model has made beside the states."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
-    def forward(self, states: Tensor, mask: Any = None, positions: Any = None) -> Tensor:
+    def forward(self, states, mask=None, positions=None):
         return states + self.linear(states).tanh() * positions * (1 if mask is None else mask[..., None])
 
 
@@ -52,12 +46,12 @@ class Base(nn.Module):
         }
     )
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed, self.places = nn.Embedding(WORDS, 4), nn.Embedding(9, 4)
         self.layers, self.norm = nn.ModuleList(Layer() for _ in range(4)), nn.LayerNorm(4)
 
-    def forward(self, ids: Tensor, mask: Any = None, cache: Any = None, embedded: Any = None) -> Tensor:
+    def forward(self, ids, mask=None, cache=None, embedded=None):
         states = self.embed(ids) if embedded is None else embedded
         positions = self.places(torch.arange(states.shape[1]))
         states = states * 2.0 + positions
@@ -71,11 +65,11 @@ class Head(nn.Module):
 
     _pp_plan = {"head": (["states"], ["logits"])}
 
-    def __init__(self, base: nn.Module | None = None) -> None:
+    def __init__(self, base=None):
         super().__init__()
         self.model, self.head = Base() if base is None else base, nn.Linear(4, WORDS)
 
-    def forward(self, ids: Tensor, labels: Any = None, **others: Any) -> Any:
+    def forward(self, ids, labels=None, **others):
         logits = self.head(self.model(ids, **others)[:, :-1]) / 3.0
         return {"logits": logits, "loss": labels if labels is None else logits.sum() + labels.sum()}
 
@@ -83,7 +77,7 @@ class Head(nn.Module):
 class User(nn.Module):
     """A module around it."""
 
-    def __init__(self, make: Any = Head) -> None:
+    def __init__(self, make=Head):
         super().__init__()
         self.net = make()
 
@@ -91,10 +85,10 @@ class User(nn.Module):
 class Unplanned(Base):
     """Nothing says its parts, and it has blocks."""
 
-    config = None  # type: ignore[assignment]
+    config = None
 
 
-def _tied() -> Head:
+def _tied():
     found = Head(Unplanned())
     found.head.weight = found.model.embed.weight
     return found
@@ -103,18 +97,18 @@ def _tied() -> Head:
 class Looks(Layer):
     """A layer that looks at numbers, of which there are none on meta, as experts do."""
 
-    def forward(self, states: Tensor, mask: Any = None, positions: Any = None) -> Tensor:
+    def forward(self, states, mask=None, positions=None):
         torch.nonzero(states > 0)
         return super().forward(states, mask, positions)
 
 
-def _looking(base: type[Base]) -> Head:
+def _looking(base):
     found = Head(base())
     found.model.layers = nn.ModuleList(Looks() for _ in range(4))
     return found
 
 
-def words(num_samples: int = 3) -> Tensor:
+def words(num_samples=3):
     return torch.arange(num_samples * 9).reshape(num_samples, 9) % WORDS
 
 
@@ -125,12 +119,12 @@ def words(num_samples: int = 3) -> Tensor:
         *((partial(User, partial(_looking, base)), "net") for base in (Base, Unplanned)),
     ],
 )
-def test_each_stage_computes_with_its_own_parts_and_what_lies_between(make: Any, name: str) -> None:
+def test_each_stage_computes_with_its_own_parts_and_what_lies_between(make, name):
     user = make().double()
     ids, mask = words(), torch.ones(3, 9, dtype=torch.float64).tril()
     owner = user.get_submodule(name)
     expected = owner(ids, mask=mask)
-    given: Any = None
+    given = None
     for stage in range(3):
         own = copy.deepcopy(user)
         layout = Layout(own, parts.cut(own, 3), 3, stage)
@@ -147,11 +141,11 @@ def test_each_stage_computes_with_its_own_parts_and_what_lies_between(make: Any,
 class _Blocks(Base):
     """Its forward calls parts in a block, and ends by a computation in place."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.ends: list[str] = []
+        self.ends = []
 
-    def forward(self, ids: Tensor, **others: Any) -> Tensor:
+    def forward(self, ids, **others):
         try:
             with torch.random.fork_rng([]):
                 states = super().forward(ids, **others)
@@ -162,10 +156,10 @@ class _Blocks(Base):
             self.ends.append("finally")
 
 
-def test_a_forward_with_blocks_around_its_parts_comes_to_its_end() -> None:
+def test_a_forward_with_blocks_around_its_parts_comes_to_its_end():
     user = User(partial(Head, _Blocks())).double()
     expected = user.net(words())["logits"]
-    given: Any = None
+    given = None
     for stage in range(3):
         own = copy.deepcopy(user)
         own.net.model.ends.clear()
@@ -181,12 +175,12 @@ def test_a_forward_with_blocks_around_its_parts_comes_to_its_end() -> None:
 
 
 class _Tied(Head):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.head.weight = self.model.embed.weight
 
 
-def test_a_weight_of_parts_on_several_ranks_is_on_all() -> None:
+def test_a_weight_of_parts_on_several_ranks_is_on_all():
     user = _Tied()
     for position, in_v in ((0, False), (1, False), (1, True)):
         own = copy.deepcopy(user)
@@ -197,24 +191,24 @@ def test_a_weight_of_parts_on_several_ranks_is_on_all() -> None:
 
 
 class _Skips(Base):
-    def forward(self, ids: Tensor, **others: Any) -> Tensor:
+    def forward(self, ids, **others):
         return self.norm(self.embed(ids))
 
 
 class _Ends(Base):
-    def forward(self, ids: Tensor, **others: Any) -> Tensor:
+    def forward(self, ids, **others):
         return self.embed(ids)
 
 
 class _Twice(Base):
-    def forward(self, ids: Tensor, **others: Any) -> Tensor:
+    def forward(self, ids, **others):
         return super().forward(ids) + self.norm(self.embed(ids))
 
 
 class _Early(Base):
     """Its layers get the embedding once more."""
 
-    def forward(self, ids: Tensor, **others: Any) -> Tensor:
+    def forward(self, ids, **others):
         states = first = self.embed(ids)
         for layer in self.layers:
             states = layer(states, positions=first)
@@ -222,7 +216,7 @@ class _Early(Base):
 
 
 class _Cache:
-    def get_seq_length(self) -> int:
+    def get_seq_length(self):
         return 0
 
 
@@ -239,7 +233,7 @@ class _Cache:
         (Base, {"mask": torch.ones(3, 9, requires_grad=True)}, "Base was given a tensor that wants a gradient"),
     ],
 )
-def test_what_a_plan_does_not_give_is_refused_by_name(make: Any, others: dict[str, Any], expected: str) -> None:
+def test_what_a_plan_does_not_give_is_refused_by_name(make, others, expected):
     user = make()
     layout = Layout(user, parts.cut(user, 3), 3, 0)
     assert layout.cut.replay is not None
@@ -250,12 +244,12 @@ def test_what_a_plan_does_not_give_is_refused_by_name(make: Any, others: dict[st
 class _Towers(nn.Module):
     """Blocks of which the result needs those in the middle too, or a batch norm before them."""
 
-    def __init__(self, *, norm: bool = False) -> None:
+    def __init__(self, *, norm=False):
         super().__init__()
         self.norm = nn.BatchNorm1d(4) if norm else nn.Identity()
         self.left, self.right = (nn.ModuleList(nn.Linear(4, 4) for _ in range(2)) for _ in range(2))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         left = right = self.norm(x)
         for block in self.left:
             left = block(left)
@@ -264,7 +258,7 @@ class _Towers(nn.Module):
         return left * right
 
 
-def test_what_blocks_do_not_give_is_refused_by_name() -> None:
+def test_what_blocks_do_not_give_is_refused_by_name():
     towers = Layout(user := _Towers(), parts.cut(user, 2), 2, 0)
     assert towers.cut.replay is not None
     with pytest.raises(CoreError, match=r"computes its result also from .* 'right\.1' alone is shared by all ranks"):
@@ -275,7 +269,7 @@ def test_what_blocks_do_not_give_is_refused_by_name() -> None:
 
 
 class _Pair(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.student, self.teacher = Head(), Head()
 
@@ -285,7 +279,7 @@ class _Other(nn.Module):
 
 
 class _Declares(Head):
-    def pipeline(self) -> list[Any]:
+    def pipeline(self):
         return [self.model, self.head]
 
 
@@ -296,12 +290,12 @@ class _Declares(Head):
         (_Other, "_Other has a config whose base_model_pp_plan names 'wte', 'h', and no module has them all"),
     ],
 )
-def test_plans_that_leave_a_choice_are_refused(make: Any, expected: str) -> None:
+def test_plans_that_leave_a_choice_are_refused(make, expected):
     with pytest.raises(CoreError, match=expected):
         parts.cut(make(), 2)
 
 
-def test_one_of_two_models_is_named() -> None:
+def test_one_of_two_models_is_named():
     pair = _Pair()
     for name in ("student", "teacher"):
         cut = parts.cut(pair, 2, [name])
@@ -315,7 +309,7 @@ def test_one_of_two_models_is_named() -> None:
         parts.cut(sequences, 2)
 
 
-def test_a_pipeline_of_the_users_own_counts_before_a_plan() -> None:
+def test_a_pipeline_of_the_users_own_counts_before_a_plan():
     assert parts.cut(_Declares(), 2).replay is None
     names = ["net.model.embed", "net.model.layers.*", "net.model.norm"]
     assert parts.cut(User(), 2, names).replay is None
@@ -324,11 +318,11 @@ def test_a_pipeline_of_the_users_own_counts_before_a_plan() -> None:
 # transformers -------------------------------------------------------------------------------------------------------
 
 
-def build(name: str = "Llama", **options: Any) -> Any:
+def build(name="Llama", **options):
     """A small causal language model."""
     transformers = pytest.importorskip("transformers", reason=_NEEDED)
-    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "vocab_size": WORDS}
-    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "vocab_size": WORDS}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
     given = {"tie_word_embeddings": False, "pad_token_id": 0, **sizes, **heads, **options}
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**given)
@@ -338,37 +332,37 @@ def build(name: str = "Llama", **options: Any) -> Any:
 class Causal(Module):
     """A step as it stands in every example: padded texts and their labels in, a loss out."""
 
-    def __init__(self, name: str, **options: Any) -> None:
+    def __init__(self, name, **options):
         super().__init__()
         self.model = build(name, **options).double()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         words, mask = batch
         output = self.model(input_ids=words, attention_mask=mask, labels=words)
         self.log("loss", output.loss)
         return output.loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         words, mask = batch
         self.log("error", self.model(input_ids=words, attention_mask=mask, labels=words).loss)
 
-    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def predict_step(self, batch, batch_idx):
         return self.model(*batch).logits
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
 class OfLogits(Causal):
     """A step that makes its loss of logits, and layers that are computed again in backward."""
 
-    def __init__(self, name: str, **options: Any) -> None:
+    def __init__(self, name, **options):
         super().__init__(name, **options)
         # Its name is another one since transformers 5.20.
         enable = getattr(self.model, "activation_checkpointing_enable", None)
         (enable or self.model.gradient_checkpointing_enable)()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         words, mask = batch
         logits = self.model(words, mask).logits
         return functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
@@ -377,25 +371,25 @@ class OfLogits(Causal):
 class Distils(OfLogits):
     """A step that compares a model with another one."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("Llama")
         self.teacher = build("Qwen3").double().requires_grad_(False)
         with torch.no_grad():
             self.teacher.lm_head.weight *= 2
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         with torch.no_grad():
             expected = self.teacher(*batch).logits
         return functional.mse_loss(self.model(*batch).logits, expected)
 
 
-def texts(num_samples: int, batch_size: int) -> Any:
+def texts(num_samples, batch_size):
     words = torch.randint(1, WORDS, (num_samples, 9), generator=torch.Generator().manual_seed(1))
     mask = (torch.arange(9) >= torch.arange(num_samples)[:, None] % 3).long()  # padded on the left
     return DataLoader(TensorDataset(words, mask), batch_size=batch_size)
 
 
-def train(rank: Rank, module: Module, **options: Any) -> Any:
+def train(rank, module, **options):
     """The weights, the values at the end, and predictions."""
     seen, batches = Seen(), texts(14, 4)
     trainer = rank.trainer(callbacks=seen, max_epochs=2, **options)
@@ -404,7 +398,7 @@ def train(rank: Rank, module: Module, **options: Any) -> Any:
     return seen.weights, values, torch.cat(trainer.predict(module, batches))
 
 
-def train_whole(rank: Rank) -> list[Any]:
+def train_whole(rank):
     models = [
         Causal("Granite", embedding_multiplier=3.0, logits_scaling=2.0),
         Causal("Llama", tie_word_embeddings=True),
@@ -413,7 +407,7 @@ def train_whole(rank: Rank) -> list[Any]:
     return [train(rank, one, accumulate_grad_batches=2, gradient_clip_val=0.3) for one in models]
 
 
-def train_scheduled(rank: Rank) -> list[Any]:
+def train_scheduled(rank):
     """Models whose norms and losses aren't in float32, where the gradients of microbatches are rounded otherwise."""
     sizes = {"num_hidden_layers": 4, "ffn_dim": 32, "word_embed_proj_dim": 16}
     without_plan = OfLogits("OPT", tie_word_embeddings=True, dropout=0.0, **sizes)
@@ -423,7 +417,7 @@ def train_scheduled(rank: Rank) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Llama", "Qwen3"])
-def test_models_of_transformers_are_their_parts(name: str) -> None:
+def test_models_of_transformers_are_their_parts(name):
     user, ids = build(name), words()
     layout = Layout(user, parts.cut(user, 3), 3, 0)
     assert [len(stage) for stage in layout.cut.stages] == [2, 1, 3]
@@ -442,11 +436,11 @@ def test_models_of_transformers_are_their_parts(name: str) -> None:
     "schedule",
     [None, "1F1B", pytest.param("ZBVZeroBubble", marks=pytest.mark.exhaustive)],
 )
-def test_models_of_transformers_equal_one_device(schedule: str | None) -> None:
+def test_models_of_transformers_equal_one_device(schedule):
     pytest.importorskip("transformers", reason=_NEEDED)
     strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule)
     function = train_scheduled if schedule else train_whole
-    runs, expected = Backend(strategy, "cpu", 2, 1).run(function), one_device("cpu").run(function)[0]
+    runs, expected = Backend(strategy, "cpu", 2, 1).run(function), ALONE.run(function)[0]
     for run in runs:
         for (_, values, predicted), (_, of_one, alone) in zip(run, expected, strict=True):
             assert values == pytest.approx(of_one, abs=1e-12)
@@ -455,7 +449,7 @@ def test_models_of_transformers_equal_one_device(schedule: str | None) -> None:
         assert_equal_tensors(weights, of_one, 1e-12)
 
 
-def train_a_student(rank: Rank) -> Any:
+def train_a_student(rank):
     """The weights of both models."""
     seen = Seen()
     rank.trainer(callbacks=seen, max_epochs=2, limit_val_batches=0).fit(Distils(), texts(14, 4))
@@ -464,14 +458,14 @@ def train_a_student(rank: Rank) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [None, "1F1B"])
-def test_a_student_is_cut_and_its_teacher_stays_whole(schedule: str | None) -> None:
+def test_a_student_is_cut_and_its_teacher_stays_whole(schedule):
     pytest.importorskip("transformers", reason=_NEEDED)
     strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule, parts=["model"])
-    found, expected = Backend(strategy, "cpu", 2, 1).run(train_a_student)[0], one_device("cpu").run(train_a_student)[0]
+    found, expected = Backend(strategy, "cpu", 2, 1).run(train_a_student)[0], ALONE.run(train_a_student)[0]
     assert_equal_tensors(found, expected, 1e-12)
 
 
-def train_in_shares(rank: Rank) -> Any:
+def train_in_shares(rank):
     """The weights, where each of a strategy's shares has a part of every batch."""
     seen = Seen()
     trainer = rank.trainer(callbacks=seen, max_epochs=2, limit_val_batches=0)
@@ -481,8 +475,8 @@ def train_in_shares(rank: Rank) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [None, "1F1B"])
-def test_stages_of_models_of_transformers_in_shards_equal_one_device(schedule: str | None) -> None:
+def test_stages_of_models_of_transformers_in_shards_equal_one_device(schedule):
     pytest.importorskip("transformers", reason=_NEEDED)
     strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule, data=1, shard=2)
-    found, expected = Backend(strategy, "cpu", 4, 1).run(train_in_shares)[0], one_device("cpu").run(train_in_shares)[0]
+    found, expected = Backend(strategy, "cpu", 4, 1).run(train_in_shares)[0], ALONE.run(train_in_shares)[0]
     assert_equal_tensors(found, expected, 1e-12)

@@ -1,16 +1,13 @@
 """What would train wrong without a word is refused by name, or computed as on one device."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
 import torch
-from axes import Step
-from axes import loader as words
+from language import ALONE, Step
+from language import loader as words
 from pipelines import Net as Stages
 from pipelines import Seen
 from torch import Tensor, nn
@@ -21,26 +18,23 @@ from core import CoreError
 from core.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from core_fsdp import same_batches
 from core_parallel import MeshParallelStrategy
-from core_testing.ranks import Backend, one_device
-
-if TYPE_CHECKING:
-    from core_testing.ranks import Rank
+from core_testing.ranks import Backend
 
 _on_two = Backend(MeshParallelStrategy, "cpu", 2, 1)
 
 
 class _Validates(Step):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("error", self.compute(batch[0]).square().mean())
 
 
 class _Fails:
     """An attempt, and the message with which it ended."""
 
-    def __init__(self, rank: Rank, strategy: Any) -> None:
+    def __init__(self, rank, strategy):
         self.make = partial(rank.trainer, strategy, max_epochs=1, max_steps=4)
 
-    def fit(self, module: Any, *loaders: Any) -> str | None:
+    def fit(self, module, *loaders):
         self.trainer = self.make(limit_val_batches=1.0 if len(loaders) > 1 else 0)
         try:
             self.trainer.fit(module, *loaders)
@@ -52,22 +46,22 @@ class _Fails:
 class _Late(Dataset[Tensor]):
     """Samples of which those of the third batch are another rank's own."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank):
         self.rank = rank
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 32
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return [torch.full((9,), 2 + self.rank * (index >= 16)), "text"]
 
 
-def _own_words(rank: Rank) -> Any:
+def _own_words(rank):
     draws = torch.Generator().manual_seed(rank.number)
     return DataLoader(TensorDataset(torch.randint(0, 11, (16, 9), generator=draws)), 8)
 
 
-def _with_other_batches(rank: Rank) -> list[str | None]:
+def _with_other_batches(rank):
     alike = words(8, 16)
     fails = [_Fails(rank, MeshParallelStrategy(tensor=2)).fit(Step(), _own_words(rank))]
     fails.append(_Fails(rank, MeshParallelStrategy(context=2)).fit(Step(), _own_words(rank)))
@@ -87,7 +81,7 @@ def _with_other_batches(rank: Rank) -> list[str | None]:
 
 
 @pytest.mark.slow
-def test_ranks_that_share_their_data_have_the_same() -> None:
+def test_ranks_that_share_their_data_have_the_same():
     steps = ["training_step"] * 2 + ["validation_step"] + ["training_step"] * 4
     calls, leaves = [0] * 6 + [2], [0, 0, 0, 1, 1, 0, 0]
     for found in _on_two.run(_with_other_batches):
@@ -103,34 +97,34 @@ def test_ranks_that_share_their_data_have_the_same() -> None:
 class _Hooked(Step):
     """A parameter with a hook."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method):
         super().__init__()
         mask = (torch.arange(11) > 5).double()[:, None]
         hook = (lambda gradient: gradient * mask) if method == "register_hook" else _step
-        getattr(self.net.embed.weight, method)(hook)
+        getattr(self.net.start.embed.weight, method)(hook)
 
 
 class _HookedLater(Step):
-    def configure_optimizers(self) -> Any:
-        self.net.embed.weight.register_hook(lambda gradient: gradient / 2)
+    def configure_optimizers(self):
+        self.net.start.embed.weight.register_hook(lambda gradient: gradient / 2)
         return super().configure_optimizers()
 
 
 class _HookedAtThird(Step):
     """A parameter with a hook from the third batch on."""
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch, batch_idx):
         if batch_idx == 2:
-            self.net.embed.weight.register_hook(lambda gradient: gradient / 2)
+            self.net.start.embed.weight.register_hook(lambda gradient: gradient / 2)
 
 
-def _step(parameter: Tensor) -> None:
+def _step(parameter):
     with torch.no_grad():
         parameter.add_(parameter.grad, alpha=-0.1)
     parameter.grad = None
 
 
-def _with_hooks(rank: Rank) -> dict[str, str | None]:
+def _with_hooks(rank):
     made = {
         "fsdp": FSDPStrategy,
         "model parallel": partial(ModelParallelStrategy, tensor_parallel_size=2, data_parallel_size=1),
@@ -150,26 +144,26 @@ def _with_hooks(rank: Rank) -> dict[str, str | None]:
     return found
 
 
-def _stage_batches() -> Any:
+def _stage_batches():
     inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return DataLoader(TensorDataset(inputs, inputs[:, :2]), 8)
 
 
 @pytest.mark.slow
-def test_hooks_of_parameters_are_refused_by_name_where_they_see_no_whole_gradient() -> None:
+def test_hooks_of_parameters_are_refused_by_name_where_they_see_no_whole_gradient():
     found = Backend(MeshParallelStrategy, "cpu", 2, 1).run(_with_hooks)[0]
     carried = {"ddp register_hook", "data register_hook"}  # a gradient of a rank's own data, as under torch's DDP
     assert {name for name, message in found.items() if message is None} == carried
     for name, message in found.items():
-        expected = "'head.weight' of Net has a hook" if name == "pipeline" else r"'net.embed.weight' of \w+ has a hook"
+        expected = "'head.weight' of" if name == "pipeline" else r"'net.start.embed.weight' of"
         assert message is None or re.match(expected, message), (name, message)
 
 
 class _Around(Step):
     """The step calls what is in the model."""
 
-    def compute(self, words: Tensor) -> Tensor:
-        x = self.net.embed(words)
+    def compute(self, words):
+        x = self.net.start.embed(words)
         for block in self.net.blocks:
             x = block(x)
         return self.net.head(x)
@@ -178,29 +172,29 @@ class _Around(Step):
 class _Kept(Step):
     """A hook keeps hidden states beside the model, and the step uses them."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where):
         super().__init__()
-        self.hidden: list[Tensor] = []
-        kept: list[Tensor] = []
+        self.hidden = []
+        kept = []
         self.of_hook = self.hidden if where == "module" else None
         self.read = lambda: (self.hidden or kept).pop()
 
-        def keep(module: nn.Module, given: Any, result: Tensor) -> None:
+        def keep(module, given, result):
             (self.hidden if where == "module" else kept).append(result)
 
         self.net.blocks[0].register_forward_hook(keep)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         found = super().training_step(batch, batch_idx)
         return found["loss"] + self.read().square().mean()
 
 
-def _with_context(rank: Rank) -> list[str | None]:
+def _with_context(rank):
     modules = (_Around(), _Kept("module"), _Kept("closure"))
     return [_Fails(rank, MeshParallelStrategy(context=2)).fit(one, words(8, 16)) for one in modules]
 
 
-def test_context_that_is_not_applied_or_that_a_hook_looks_into_is_refused() -> None:
+def test_context_that_is_not_applied_or_that_a_hook_looks_into_is_refused():
     around, *kept = _on_two.run(_with_context)[0]
     assert around is not None
     assert around.startswith("The step called neither _Around nor Net, whose sequence context= cuts")
@@ -210,7 +204,7 @@ def test_context_that_is_not_applied_or_that_a_hook_looks_into_is_refused() -> N
 class _TimeFirst(Stages):
     """Recurrent layers on (time, batch), and a mask between positions."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(0.0)
         del self.embed, self.blocks, self.head, self.temperature
         self.embed, self.first, self.second = nn.Embedding(5, 4), nn.LSTM(4, 4), nn.LSTM(4, 4)
@@ -218,27 +212,27 @@ class _TimeFirst(Stages):
         self.double()
 
     @staticmethod
-    def result(given: Any) -> Any:
+    def result(given):
         return given[0]
 
-    def pipeline(self) -> list[Any]:
+    def pipeline(self):
         return [self.embed, self.first, self.result, self.second, self.result, self.head]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.second(self.first(self.embed(x))[0])[0])
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = functional.cross_entropy(self(batch[0].t()).flatten(0, 1), batch[0].t().flatten())
         self.log("loss", loss, on_step=True, on_epoch=True)
         return loss
 
 
 class _Mixes(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 4)
 
-    def forward(self, given: Any) -> Any:
+    def forward(self, given):
         x, mask = given
         return torch.softmax(mask, -1) @ self.layer(x), mask
 
@@ -246,41 +240,41 @@ class _Mixes(nn.Module):
 class _Masked(Stages):
     """A mask between positions, as many as there are samples, goes through the stages."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(0.0)
         del self.embed, self.blocks, self.head, self.temperature
         self.embed, self.blocks, self.head = nn.Embedding(5, 4), nn.ModuleList([_Mixes(), _Mixes()]), nn.Linear(4, 5)
         self.double()
 
-    def begin(self, x: Tensor, mask: Tensor) -> Any:
+    def begin(self, x, mask):
         return self.embed(x), mask
 
     @staticmethod
-    def first(given: Any) -> Any:
+    def first(given):
         return given[0]
 
-    def pipeline(self) -> list[Any]:
+    def pipeline(self):
         return [self.begin, *self.blocks, self.first, self.head]
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x, mask):
         given = self.begin(x, mask)
         for block in self.blocks:
             given = block(given)
         return self.head(self.first(given))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         ids, mask = batch
         loss = functional.cross_entropy(self(ids, mask).flatten(0, 1), ids.flatten())
         self.log("loss", loss, on_step=True, on_epoch=True)
         return loss
 
 
-def _masked_batches(size: int) -> Any:
+def _masked_batches(size):
     ids = torch.randint(0, 5, (size, size), generator=torch.Generator().manual_seed(1))
-    return DataLoader([[ids, torch.full((size, size), -torch.inf).double().triu(1)]] * 2, batch_size=None)  # type: ignore[arg-type]
+    return DataLoader([[ids, torch.full((size, size), -torch.inf).double().triu(1)]] * 2, batch_size=None)
 
 
-def _batches_of_time(length: int) -> Any:
+def _batches_of_time(length):
     return DataLoader(TensorDataset(torch.randint(0, 5, (16, length), generator=torch.Generator().manual_seed(1))), 8)
 
 
@@ -291,7 +285,7 @@ _AXES = {
 }
 
 
-def _losses(rank: Rank, *, alone: bool) -> dict[str, list[float]]:
+def _losses(rank, *, alone):
     found = {}
     for name, (make, batches) in _AXES.items():
         for options in [{}] if alone else [{}, {"microbatches": 2, "schedule": "1F1B"}]:
@@ -305,8 +299,8 @@ def _losses(rank: Rank, *, alone: bool) -> dict[str, list[float]]:
 
 @pytest.mark.slow
 @pytest.mark.numbers
-def test_samples_are_not_the_dim_that_is_as_long_by_accident() -> None:
-    expected = one_device("cpu").run(partial(_losses, alone=True))[0]
+def test_samples_are_not_the_dim_that_is_as_long_by_accident():
+    expected = ALONE.run(partial(_losses, alone=True))[0]
     for name, steps in _on_two.run(partial(_losses, alone=False))[0].items():
         right = expected[f"{name.partition(' {')[0]} {{}}"]
         assert steps == pytest.approx(right, abs=1e-12), name

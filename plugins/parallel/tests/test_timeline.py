@@ -1,10 +1,7 @@
 """The timeline of a batch: what each rank of a pipeline computes, and that nothing is left of the recording."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from pipelines import Net, loader
@@ -15,11 +12,8 @@ from core_parallel.profiling.recorder import Span
 from core_parallel.profiling.timeline import TimelineRow, as_text, bubble
 from core_testing.ranks import Backend
 
-if TYPE_CHECKING:
-    from core_testing.ranks import Rank
 
-
-def _train(rank: Rank, folder: str, **options: Any) -> Any:
+def _train(rank, folder, **options):
     timeline = Timeline(batch=1, dirpath=folder)
     trainer = rank.trainer(max_steps=3, callbacks=timeline, limit_val_batches=0, **options)
     trainer.fit(Net(0.0), loader(24, 8))
@@ -37,9 +31,9 @@ def _train(rank: Rank, folder: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("schedule", [None, "1F1B", "ZBVZeroBubble"])
-def test_every_stage_computes_each_microbatch_once(schedule: str | None, tmp_path: Any) -> None:
+def test_every_stage_computes_each_microbatch_once(schedule, tmp_path):
     strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule, microbatches=4)
-    (rows, duration_s, text, left), *_ = Backend(strategy, num_processes=2).run(_train, str(tmp_path))
+    (rows, duration_s, text, left), *_ = Backend(strategy, num_processes=2, in_process=True).run(_train, str(tmp_path))
     num_stages = 4 if schedule == "ZBVZeroBubble" else 2
     every = {(stage, index) for stage in range(num_stages) for index in range(4)}
     spans = [span for row in rows for span in row.spans]
@@ -59,25 +53,25 @@ def test_every_stage_computes_each_microbatch_once(schedule: str | None, tmp_pat
     assert written["rows"][0]["spans"][0]["detail"] == "forward of microbatch 0 in stage 0"
 
 
-def _train_whole(rank: Rank) -> str:
+def _train_whole(rank):
     trainer = rank.trainer(max_steps=1, callbacks=Timeline(), limit_val_batches=0)
     with pytest.raises(ConfigurationError) as error:
         trainer.fit(Net(0.0), loader(24, 8))
     return str(error.value)
 
 
-def test_a_model_without_stages_has_no_timeline() -> None:
-    found = Backend(MeshParallelStrategy, num_processes=2).run(_train_whole)[0]
+def test_a_model_without_stages_has_no_timeline():
+    found = Backend(MeshParallelStrategy, num_processes=2, in_process=True).run(_train_whole)[0]
     assert found.startswith("A timeline shows the stages of a pipeline, and MeshParallelStrategy has cut no model")
 
 
-def test_a_row_as_text() -> None:
+def test_a_row_as_text():
     spans = [Span("forward", 0, 0, 0.0, 0.2), Span("forward", 0, 1, 0.2, 0.4), Span("backward", 0, 0, 0.6, 1.0)]
     rows = [TimelineRow("rank 0", spans), TimelineRow("rank 1", [Span("update", -1, -1, 0.9, 1.0)])]
     assert as_text(rows, 1.0, width=10) == "rank 0  0011..aaaa\nrank 1  .........="
     assert bubble(rows, 1.0) == pytest.approx(0.55)
 
 
-def test_the_first_batch_is_refused() -> None:
+def test_the_first_batch_is_refused():
     with pytest.raises(ConfigurationError, match=r"Timeline\(batch=0\): expected 1 or more"):
         Timeline(batch=0)

@@ -1,13 +1,11 @@
 """What a Trainer's user has beside the step works under pipelines: groups, schedulers, averages, stopping, logging."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from language import ALONE
 from pipelines import Net, loader
 from torch import nn
 
@@ -15,49 +13,46 @@ from core import Callback, ModuleError
 from core.callbacks import EMA, EarlyStopping
 from core_parallel import MeshParallelStrategy
 from core_parallel.modules import absent
-from core_testing.ranks import Backend, one_device
+from core_testing.ranks import Backend
 from core_testing.training import assert_equal_tensors, whole
-
-if TYPE_CHECKING:
-    from core_testing.ranks import Rank
 
 
 class Grouped(Net):
     """Two groups, two schedulers, and values logged in every stage."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(noise=0.0)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         first = [*self.embed.parameters(), self.temperature]
         others = [*self.blocks.parameters(), *self.head.parameters()]
         optimizer = torch.optim.AdamW([{"params": others, "lr": 2e-2}, {"params": first, "weight_decay": 0.1}], lr=1e-2)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "error"}}
 
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, optimizer):
         self.log("norm", self.clip_gradients(optimizer, float("inf")))
         gradients = {f"of_{name}": one.grad.norm() for name, one in self.named_parameters() if not one.is_meta}
         self.log_dict(gradients, on_step=False, on_epoch=True)
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         self.log("epochs", float(self.current_epoch))
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         self.log("warmth", self.temperature)
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
+    def test_step(self, batch, batch_idx):
         self.log_dict({"error": (self(batch[0]) - batch[1]).abs().mean(), "largest": batch[0].max()}, reduce_fx="max")
 
 
 class Manual(Net):
     """Two optimizers, each with its own steps and scheduler, in a loop of the user's own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(noise=0.0)
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx):
         chosen = batch_idx % 2
         optimizer, scheduler = self.optimizers()[chosen], self.lr_schedulers()[chosen]
         optimizer.zero_grad()
@@ -66,7 +61,7 @@ class Manual(Net):
         optimizer.step()
         scheduler.step()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         first = torch.optim.AdamW([*self.embed.parameters(), self.temperature], lr=1e-2)
         other = torch.optim.SGD([*self.blocks.parameters(), *self.head.parameters()], lr=1e-1, momentum=0.9)
         return [first, other], [torch.optim.lr_scheduler.StepLR(one, 1, gamma=0.5) for one in (first, other)]
@@ -75,14 +70,14 @@ class Manual(Net):
 class End(Callback):
     """The weights at the end of fit, after the callbacks before it."""
 
-    def __init__(self) -> None:
-        self.weights: dict[str, Any] = {}
-        self.rates: list[float] = []
+    def __init__(self):
+        self.weights = {}
+        self.rates = []
 
-    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+    def on_train_epoch_end(self, trainer, module):
         self.rates += [group["lr"] for group in trainer.optimizers[0].param_groups]
 
-    def on_fit_end(self, trainer: Any, module: Any) -> None:
+    def on_fit_end(self, trainer, module):
         state = trainer.strategy.get_module_state_dict(module)
         self.weights = {name: whole(value, trainer.strategy) for name, value in state.items()}
 
@@ -90,7 +85,7 @@ class End(Callback):
 class Interrupts(Callback):
     """Ctrl-C in the second batch."""
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         if batch_idx == 1:
             raise KeyboardInterrupt
 
@@ -98,20 +93,20 @@ class Interrupts(Callback):
 class OwnOptimizer(torch.optim.Optimizer):
     """One of the user's own, with functions of its own."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters):
         super().__init__(parameters, {"lr": 0.5})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):
         for group in self.param_groups:
             for one in self._learning(group["params"]):
                 one.sub_(one.grad, alpha=group["lr"])
 
-    def _learning(self, parameters: Any) -> Any:
+    def _learning(self, parameters):
         return [one for one in parameters if one.grad is not None]
 
 
-def use(rank: Rank, strategy: Any = None) -> Any:
+def use(rank, strategy=None):
     """Weights at the end of fit (an average), learning rates, epochs, and the values of all stages."""
     warnings.filterwarnings("ignore", "Grouped has the hook on_before_optimizer_step")
     end, module, batches = End(), Grouped(), loader(24, 8)
@@ -123,14 +118,14 @@ def use(rank: Rank, strategy: Any = None) -> Any:
     return end.weights, [*end.rates, trainer.current_epoch, trainer.global_step], values, evaluated
 
 
-def step_by_hand(rank: Rank, strategy: Any = None) -> Any:
+def step_by_hand(rank, strategy=None):
     """Weights after manual optimization by two optimizers."""
     end = End()
     rank.trainer(strategy, max_epochs=2, callbacks=[end]).fit(Manual(), loader(32, 8), loader(8, 8))
     return end.weights
 
 
-def use_all(rank: Rank, schedules: list[str | None]) -> Any:
+def use_all(rank, schedules):
     """The same for all schedules, and what a Ctrl-C leaves."""
     found = [use(rank, MeshParallelStrategy(pipeline=2, schedule=schedule)) for schedule in schedules]
     trainer = rank.trainer(MeshParallelStrategy(pipeline=2), max_epochs=2, callbacks=Interrupts())
@@ -140,9 +135,9 @@ def use_all(rank: Rank, schedules: list[str | None]) -> Any:
 
 
 @pytest.mark.slow
-def test_what_users_have_beside_the_step_is_as_on_one_device() -> None:
+def test_what_users_have_beside_the_step_is_as_on_one_device():
     runs = Backend(partial(MeshParallelStrategy, pipeline=2), "cpu", 2, 1).run(use_all, [None, "1F1B"])
-    weights, numbers, values, evaluated = one_device("cpu").run(use)[0]
+    weights, numbers, values, evaluated = ALONE.run(use)[0]
     for found, num_steps, _ in runs:
         assert num_steps == 2
         for of_rank in found:
@@ -152,10 +147,10 @@ def test_what_users_have_beside_the_step_is_as_on_one_device() -> None:
                 assert rows[0] == pytest.approx(expected[0], abs=1e-12)
     for of_rank in runs[0][0]:
         assert_equal_tensors(of_rank[0], weights, 1e-12)
-    assert_equal_tensors(runs[0][2], one_device("cpu").run(step_by_hand)[0], 1e-12)
+    assert_equal_tensors(runs[0][2], ALONE.run(step_by_hand)[0], 1e-12)
 
 
-def test_a_gradient_of_another_stage_is_read_by_optimizers_alone() -> None:
+def test_a_gradient_of_another_stage_is_read_by_optimizers_alone():
     here, elsewhere = nn.Linear(2, 2), nn.Linear(2, 2)
     absent.drop([elsewhere], torch.device("cpu"), {id(one) for one in elsewhere.parameters()})
     parameters = [*here.parameters(), *elsewhere.parameters()]

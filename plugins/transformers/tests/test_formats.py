@@ -1,7 +1,5 @@
 """The formats in which models are trained are those in which transformers loads them."""
 
-import re
-
 import pytest
 import torch
 
@@ -11,9 +9,9 @@ import transformers
 from test_pretrained import pipeline, tensor
 from transformers_models import CAUSAL, TEXT, Tuned, batches
 
-from core import Callback, Fabric
+from core import Callback
 from core_testing.ranks import Backend
-from core_transformers import LoadPretrained, PretrainedWeights, SavePretrained, from_config, load_pretrained
+from core_transformers import LoadPretrained, PretrainedWeights, SavePretrained
 
 pytestmark = pytest.mark.slow
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
@@ -26,29 +24,6 @@ SIZES = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 64,
 }
-
-
-_OTHER_NAMES = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "d_model": 32, "n_heads": 4, "n_layers": 2}
-_EXPERTS = {"num_local_experts": 4, "num_experts": 4, "moe_num_experts": 4, "shared_expert_intermediate_size": 16}
-_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-ANY = {**TEXT, **ROUTED, **LATENT, **_OTHER_NAMES, **_EXPERTS, **_IDS, "moe_intermediate_size": 16, "head_dim": 8}
-ANY |= {"max_position_embeddings": 64, "ffn_dim": 64, "d_ff": 64, "state_size": 8, "rotary_dim": 8, "moe_topk": 2}
-KINDS = re.findall(
-    r"\w+",
-    """
-    beam deepseek_v4 ernie4_5_moe exaone_moe flint glm4_moe gpt_oss hy_v3 hy_v4 kolibri1 mimo_v2_flash rwkv sarvam_moe
-    solar_open olmo_hybrid llama llama4_text gemma3_text gemma4_unified_text cohere2 falcon_mamba mamba mixtral mistral
-    qwen2 qwen3_moe phi3 phimoe lfm2 minimax gpt2 gptj bert roformer opt bloom xlm stablelm olmoe granitemoe
-    """,
-)
-PLANNED = re.findall(
-    r"\w+", "glm4_moe exaone_moe hy_v3 solar_open llama qwen2 qwen3_moe mistral mixtral phi3 olmoe ernie4_5_moe"
-)
-
-
-def make_any(kind, folder):
-    torch.manual_seed(1)
-    CAUSAL.from_config(transformers.CONFIG_MAPPING[kind](**ANY)).save_pretrained(folder)
 
 
 def formats(model):
@@ -106,44 +81,3 @@ def test_what_transformers_keeps_in_float32_is_trained_streamed_and_saved_so(fol
         gate = "model.layers.1.mlp.gate"
         assert kept == {f"{gate}.weight", f"{gate}.e_score_correction_bias"}
     assert formats(CAUSAL.from_pretrained(tmp_path / "saved", dtype="auto")) == formats(expected)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_formats_are_those_of_transformers(kind, precision, tmp_path):
-    make_any(kind, tmp_path / "first")
-    fabric = Fabric(accelerator="cpu", precision=precision)
-    dtype = {"bf16-true": torch.bfloat16, "16-true": torch.float16}[precision]
-    expected = CAUSAL.from_pretrained(tmp_path / "first", dtype=dtype)
-    loaded = CAUSAL.from_pretrained(tmp_path / "first", dtype=dtype)
-    fabric.setup_module(loaded)
-    made = from_config(fabric, tmp_path / "first", CAUSAL)
-    load_pretrained(fabric, fabric.setup_module(made), tmp_path / "first")
-    for model in (loaded, made):
-        assert formats(model) == formats(expected)
-        for name, value in expected.state_dict().items():
-            assert torch.equal(model.state_dict()[name], value), name
-    fabric.teardown()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore")  # of a model's own
-@pytest.mark.parametrize("strategy", [lambda: "fsdp", tensor, pipeline], ids=["fsdp", "tensor", "pipeline"])
-@pytest.mark.parametrize("kind", PLANNED)
-def test_formats_of_ranks_are_those_of_transformers(kind, strategy, tmp_path):
-    make_any(kind, tmp_path / "first")
-    expected = formats(CAUSAL.from_pretrained(tmp_path / "first", dtype=torch.bfloat16))
-    backend = Backend(strategy, num_processes=2, options={"precision": "bf16-true"})
-    for found in backend.run(look, tmp_path / "first"):
-        assert found == expected
-
-
-def look(rank, folder):
-    """On all ranks. The formats of a model that was set up and filled."""
-    fabric = rank.fabric()
-    model = fabric.setup_module(from_config(fabric, folder, CAUSAL))
-    load_pretrained(fabric, model, folder)
-    found = formats(model.module)
-    fabric.teardown()
-    return found

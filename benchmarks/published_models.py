@@ -18,7 +18,7 @@ from torch.nn import functional
 from core import Module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 WORDS, LENGTH, WIDTH, LAYERS, IMAGE, SAMPLES = 64, 16, 32, 4, 32, 32
 _SIZES = {
@@ -168,7 +168,7 @@ def _outputs(given: tuple[Tensor, Any]) -> Tensor:
 class Recurrent(nn.Module):
     """Two LSTMs between an embedding and a head."""
 
-    tensor_parallel_plan = {"up": "colwise", "down": "rowwise"}
+    tensor_parallel_plan: Mapping[str, str] = {"up": "colwise", "down": "rowwise"}
 
     def __init__(self) -> None:
         super().__init__()

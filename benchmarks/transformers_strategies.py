@@ -1,6 +1,6 @@
 """By hand: models of transformers loaded, saved and resumed under strategies; writes a table to docs/transformers.md.
 
-    python plugins/transformers/tests/all_strategies.py [model ...] [--strategy NAME ...] [-v]
+    python benchmarks/transformers_strategies.py [model ...] [--strategy NAME ...] [-v]
 
 Each cell is two fits in 2 processes, of 8 samples a step, by SGD with momentum, in float64 (DeepSpeed in float32):
 
@@ -10,8 +10,8 @@ Each cell is two fits in 2 processes, of 8 samples a step, by SGD with momentum,
 2. two steps that go on from a checkpoint of one device.
 
 Weights after four steps differ from those of a run on one device that never stopped by what the table says. A
-difference above 1e-12, or 1e-5 in float32, is wrong. Results are kept in all_strategies.json, and a run replaces those
-of its cells.
+difference above 1e-12, or 1e-5 in float32, is wrong. Results are kept in transformers_strategies.json, and a run
+replaces those of its cells.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ import tqdm
 import transformers
 from safetensors.torch import save_file
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+sys.path.append(str(Path(__file__).parents[1] / "plugins/transformers/tests"))
 from transformers_models import MODELS, make
 
 with suppress(ImportError):
@@ -64,7 +66,7 @@ STRATEGIES: dict[str, Any] = {
     "shard=2": lambda name: MeshParallelStrategy(data=1, shard=2, expert=2 if name in MIXTURES else 1),
 }
 SHARED = ("model_parallel", "tensor=2", "pipeline=2")
-RECORD, PAGE = Path(__file__).with_suffix(".json"), Path(__file__).parents[3] / "docs" / "transformers.md"
+RECORD, PAGE = Path(__file__).with_suffix(".json"), Path(__file__).parents[1] / "docs" / "transformers.md"
 COLWISE = re.compile(r"\.(gate_proj|up_proj|fc1|wi|\d+\.intermediate\.dense)$")
 ROWWISE = re.compile(r"\.(down_proj|fc2|wo|\d+\.output\.dense)$")
 
@@ -259,7 +261,7 @@ def main() -> int:
                 RECORD.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     if PAGE.exists():
         page = PAGE.read_text(encoding="utf-8")
-        head, mark, rest = page.partition("<!-- all_strategies.py -->\n")
+        head, mark, rest = page.partition("<!-- transformers_strategies.py -->\n")
         tail = rest.partition("<!-- -->")[2]
         if mark:
             PAGE.write_text(f"{head}{mark}\n{_table(results)}\n<!-- -->{tail}", encoding="utf-8")

@@ -1,11 +1,11 @@
 """By hand: published architectures in layouts of the mesh, beside one device; writes docs/parallel/architectures.md.
 
-    python plugins/parallel/tests/all_architectures.py [part of an architecture's name ...] [--layout L ...] [-v]
+    python benchmarks/architectures.py [part of an architecture's name ...] [--layout L ...] [-v]
 
 Each cell trains 4 batches of 8 samples in float64, by SGD with momentum. It is right if losses and weights differ from
 those of one device by at most 1e-12, or of ddp with as many shares where a model has batch norms, whose statistics are
 of a share; refused if core says so before a step; else wrong, a crash, or it stands still.
-Results are kept in all_architectures.json beside this file, and a run replaces those of its cells.
+Results are kept in architectures.json beside this file, and a run replaces those of its cells.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import architectures
+import published_models
 import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
@@ -60,7 +60,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 TOLERANCE, LIMIT_S, BATCH, STEPS = 1e-12, 120, 8, 4
 RECORD, PAGE = (
     Path(__file__).with_suffix(".json"),
-    Path(__file__).parents[3] / "docs" / "parallel" / "architectures.md",
+    Path(__file__).parents[1] / "docs" / "parallel" / "architectures.md",
 )
 AXES = ("data", "shard", "tensor", "context", "pipeline")
 QUIET: dict[str, Any] = {
@@ -99,9 +99,9 @@ class Results(Callback):
 
 
 def _train(architecture: str, layout: dict[str, Any] | None, path: Path) -> None:
-    architectures.in_float64()
+    published_models.in_float64()
     torch.manual_seed(0)
-    learner = architectures.MODELS[architecture]()
+    learner = published_models.MODELS[architecture]()
     data = TensorDataset(*learner.draw())
     ranks = (layout or {}).get("ddp", 1)
     for axis in AXES:
@@ -183,7 +183,7 @@ def row(name: str, layouts: list[str]) -> dict[str, dict[str, Any]]:
     """The cells of one architecture, by layout."""
     found: dict[str, dict[str, Any]] = {}
     expected: dict[int, Any] = {}
-    has_shares = any(isinstance(part, BatchNorm) for part in architectures.MODELS[name]().modules())
+    has_shares = any(isinstance(part, BatchNorm) for part in published_models.MODELS[name]().modules())
     for layout in layouts:
         shares = LAYOUTS[layout].get("data", 1) * LAYOUTS[layout].get("shard", 1) if has_shares else 1
         with tempfile.TemporaryDirectory() as folder:
@@ -215,8 +215,8 @@ HEAD = """\
 Each cell trained {steps} batches on CPUs, in float64, beside one device. A number is the largest difference of a loss
 or a weight, at most 1e-12; a word is why core refuses it, before a step. Batch norms have the statistics of a rank's
 share, and are compared with `ddp`. The models are small; their steps are those that users write
-([models](../../plugins/parallel/tests/architectures.py),
-[program](../../plugins/parallel/tests/all_architectures.py), run by hand on {date} with torch {torch}).
+([models](../../benchmarks/published_models.py),
+[program](../../benchmarks/architectures.py), run by hand on {date} with torch {torch}).
 
 Of {total} cells {right} are right and {refused} refused; {wrong} are wrong, {crash} crash, {still} stand still.{others}
 
@@ -237,7 +237,7 @@ def page(record: dict[str, Any]) -> str:
     cells = record["cells"]
     states = [result["state"] for row in cells.values() for result in row.values()]
     counts = {name: states.count(state) for name, state in (("still", "stands still"), *((s, s) for s in set(states)))}
-    missing = len(LAYOUTS) * len(architectures.MODELS) - len(states)
+    missing = len(LAYOUTS) * len(published_models.MODELS) - len(states)
     others = f"\n{missing} weren't run, and are empty." if missing else ""
     head = HEAD.format_map(
         {
@@ -253,7 +253,7 @@ def page(record: dict[str, Any]) -> str:
         }
     )
     lines = ["| | " + " | ".join(LAYOUTS) + " |", "| --- |" + " --- |" * len(LAYOUTS)]
-    for name in architectures.MODELS:
+    for name in published_models.MODELS:
         if name in cells:
             texts = [_text(cells[name][one]) if one in cells[name] else "" for one in LAYOUTS]
             lines.append(f"| {name} | {' | '.join(texts)} |")
@@ -268,12 +268,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--layout", nargs="*", default=[*LAYOUTS], choices=LAYOUTS)
     given = parser.parse_args()
-    names = [name for name in architectures.MODELS if not given.names or any(part in name for part in given.names)]
+    names = [name for name in published_models.MODELS if not given.names or any(part in name for part in given.names)]
     torch.set_num_threads(1)
     for library in ("transformers", "timm", "diffusers"):
         __import__(library)
     for name in names:
-        architectures.MODELS[name]()  # imports it once, for all that are forked
+        published_models.MODELS[name]()  # imports it once, for all that are forked
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {"cells": {}}
     for name in names:
         record["cells"].setdefault(name, {}).update(row(name, given.layout))

@@ -1,0 +1,75 @@
+"""A run goes on from the middle of an epoch in another layout or under another strategy, and state comes back."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from language import ALONE, MixtureNet, Step, on, train
+
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+from core_testing.ranks import Backend
+from core_testing.training import assert_equal_tensors
+
+pytestmark = [pytest.mark.slow, pytest.mark.numbers]
+_MIXTURE = partial(Step, MixtureNet)
+_PARTS, _ONE_FILE = DistributedCheckpointIO, TorchCheckpointIO
+_ONE, _DDP, _FSDP = (
+    *(Backend(SingleDeviceStrategy, "cpu"), Backend(DDPStrategy, "cpu", 2, 2)),
+    Backend(FSDPStrategy, "cpu", 2, 2),
+)
+_PIPELINES, _INTERLEAVED = on(data=2, pipeline=2), on(pipeline=2, schedule="Interleaved1F1B")
+_STAGES_OF_LAYERS, _LAYERS = on(pipeline=2, tensor=2, schedule="1F1B"), on(shard=2, tensor=2)
+_EXPERTS, _COPIES = on(data=2, expert=2), on(data=4, expert=2)
+_SHARDED_EXPERTS, _STAGES_OF_EXPERTS = on(data=2, shard=2, expert=2), on(data=2, pipeline=2, schedule="1F1B", expert=2)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "make", "form"),
+    [
+        (_PIPELINES, _FSDP, Step, _PARTS),
+        (_ONE, on(pipeline=2, schedule="1F1B"), Step, _PARTS),
+        (_INTERLEAVED, on(data=2, pipeline=2, schedule="ZBVZeroBubble"), Step, _PARTS),
+        (on(pipeline=2, schedule="ZBVZeroBubble"), _ONE, Step, _PARTS),
+        (_FSDP, _INTERLEAVED, Step, _ONE_FILE),
+        (on(pipeline=2, shard=2, schedule="ZBVZeroBubble"), on(shard=2, context=2), Step, _PARTS),
+        (_STAGES_OF_LAYERS, _DDP, Step, _ONE_FILE),
+        (_LAYERS, _FSDP, Step, _PARTS),
+        (_FSDP, _LAYERS, Step, _ONE_FILE),
+        (_COPIES, _EXPERTS, _MIXTURE, _PARTS),
+        (on(data=2, context=2, expert=2), on(data=2, shard=2, expert=4), _MIXTURE, _PARTS),
+        (_SHARDED_EXPERTS, _DDP, _MIXTURE, _ONE_FILE),
+        (on(pipeline=2, shard=2, expert=2), on(data=2, context=2, expert=2), _MIXTURE, _PARTS),
+        (_STAGES_OF_EXPERTS, _DDP, _MIXTURE, _ONE_FILE),
+    ],
+)
+def test_a_run_goes_on_as_on_one_device(source, target, make, form, tmp_path):
+    source, target = (replace(one, strategy=partial(one.strategy, checkpoint_io=form())) for one in (source, target))
+    source.run(partial(train, make=make, path=tmp_path / "step.ckpt", max_steps=3))
+    weights, _ = target.run(partial(train, make=make, ckpt_path=tmp_path / "step.ckpt", max_steps=5))[0]
+    expected, _ = ALONE.run(partial(train, make=make, max_steps=5))[0]
+    assert_equal_tensors(weights, expected, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ways", "make"),
+    [
+        ([_STAGES_OF_LAYERS, _ONE, _STAGES_OF_LAYERS], Step),
+        ([on(pipeline=2, shard=2, schedule="1F1B"), _DDP, on(pipeline=2, shard=2, schedule="1F1B")], Step),
+        ([_EXPERTS, _DDP, _COPIES, _ONE, _EXPERTS], _MIXTURE),
+    ],
+    ids=["stages of layers", "stages of shards", "experts"],
+)
+def test_state_goes_round_the_strategies_bit_for_bit(ways, make, tmp_path):
+    paths = [tmp_path / f"{number}.ckpt" for number in range(len(ways))]
+    ways[0].run(partial(train, make=make, path=paths[0], max_steps=3))
+    for number, backend in enumerate(ways[1:]):
+        backend.run(partial(train, make=make, ckpt_path=paths[number], path=paths[number + 1], max_steps=3))
+    first, *others = map(load_checkpoint, paths)
+    for other in others:
+        assert not [name for name, value in first["model"].items() if not torch.equal(value, other["model"][name])]
+        moments, found = (checkpoint["optimizers"][0]["state"] for checkpoint in (first, other))
+        assert moments.keys() == found.keys() == dict(make().named_parameters()).keys()
+        for name, entry in moments.items():
+            assert all(torch.equal(value, found[name][key]) for key, value in entry.items()), name

@@ -353,7 +353,7 @@ class _Doubled(types.ModuleType):
 
 
 def in_float64() -> None:
-    """Let this process compute in float64, also where a model of a library names float32; for no other purpose."""
+    """Compute in this process in float64, also where a model of a library names float32; for no other purpose."""
     torch.set_default_dtype(torch.float64)
     doubled, single = _Doubled(), Tensor.float
     for name, module in list(sys.modules.items()):

@@ -236,9 +236,9 @@ def _table(results: dict[str, dict[str, Any]]) -> str:
             cells.append(text)
         kind = config.__name__.removesuffix("Config")
         rows.append(f"| {kind}, {name.replace('_', ' ')} | {' | '.join(cells)} |")
-    told = "".join(f"\n\n({number}) {reason}" for number, reason in enumerate(reasons, 1))
+    footnotes = "".join(f"\n\n({number}) {reason}" for number, reason in enumerate(reasons, 1))
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return "\n".join(rows) + told + f"\n\nRun by hand on {date.today()} with {versions}.\n"
+    return "\n".join(rows) + footnotes + f"\n\nRun by hand on {date.today()} with {versions}.\n"
 
 
 def main() -> int:

@@ -55,8 +55,6 @@ NOT_DECLARED = {
     "dp": {"sim_device"},  # of tests/downstream; without it they are skipped
     "hpu": {"core_deepspeed"},  # for one test, which is skipped without it
     "lightning": {"lightning"},  # the name that core-lightning itself gives to programs
-    "transformers": {"core_deepspeed", "tqdm"},  # for a table by hand, and of transformers' own
-    "parallel": {"core_deepspeed", "diffusers", "timm", "torchvision"},  # for comparisons by hand, and what is skipped
 }
 
 

@@ -14,7 +14,7 @@ from core_testing.ranks import Backend
 
 
 def _train(rank, folder, **options):
-    timeline = Timeline(batch=1, dirpath=folder)
+    timeline = Timeline(batch=1, dirpath=folder / str(rank.number))
     trainer = rank.trainer(max_steps=3, callbacks=timeline, limit_val_batches=0, **options)
     trainer.fit(Net(0.0), loader(24, 8))
     return (
@@ -33,7 +33,7 @@ def _train(rank, folder, **options):
 @pytest.mark.parametrize("schedule", [None, "1F1B", "ZBVZeroBubble"])
 def test_every_stage_computes_each_microbatch_once(schedule, tmp_path):
     strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule, microbatches=4)
-    (rows, duration_s, text, left), *_ = Backend(strategy, num_processes=2, in_process=True).run(_train, str(tmp_path))
+    (rows, duration_s, text, left), *_ = Backend(strategy, num_processes=2, in_process=True).run(_train, tmp_path)
     num_stages = 4 if schedule == "ZBVZeroBubble" else 2
     every = {(stage, index) for stage in range(num_stages) for index in range(4)}
     spans = [span for row in rows for span in row.spans]
@@ -47,8 +47,12 @@ def test_every_stage_computes_each_microbatch_once(schedule, tmp_path):
         assert row.spans[-1].end_s <= duration_s
     assert 0 < bubble(rows, duration_s) < 1
     assert not any(left)
+    stages = ["stages 0 and 3", "stages 1 and 2"] if num_stages == 4 else ["stage 0", "stage 1"]
+    assert [row.name for row in rows] == [f"rank {rank}, {text}" for rank, text in enumerate(stages)]
     assert [line.partition("  ")[0] for line in text.splitlines()] == [row.name for row in rows]
-    written = json.loads((tmp_path / "timeline.json").read_text())
+    [path] = tmp_path.rglob("timeline.json")
+    assert path.parent.name == "0", "one rank writes it"
+    written = json.loads(path.read_text())
     assert [row["name"] for row in written["rows"]] == [row.name for row in rows]
     assert written["rows"][0]["spans"][0]["detail"] == "forward of microbatch 0 in stage 0"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
-from core import CombinedLoader, ConfigurationError, Fabric, Module, Trainer
+from core import CombinedLoader, ConfigurationError, Module, Trainer
 from core.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from core_testing import in_one_process
 from support.small_nets import QUIET
@@ -154,17 +154,6 @@ def test_a_window_is_read_when_its_first_step_is_due():
 
     Trainer(accumulate_grad_batches=2, **{**QUIET, "max_epochs": 1}).fit(Noting(), batches())
     assert held == [(0, 2), (1, 2), (2, 4), (3, 4), (4, 5)]
-
-
-def test_a_loop_of_ones_own_has_these_windows_too():
-    loader = Fabric(accelerator="cpu", devices=1).setup_dataloaders(DataLoader(Stream(), 2), global_batch_size=8)
-    steps, total = [], 0.0
-    for batch in loader:
-        total += batch.mean().item() * loader.loss_weight
-        if loader.ends_window:
-            steps.append(total)
-            total = 0.0
-    assert steps == pytest.approx([4.5, 10.0])
 
 
 # the rest of an epoch that is left out -------------------------------------------------------------------------------

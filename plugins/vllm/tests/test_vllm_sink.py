@@ -1,4 +1,4 @@
-"""The sink, against a server with vLLM's routes. A real one is by hand: tests/by_hand/vllm_updates.py."""
+"""The sink, against a server with vLLM's routes. A real one is by hand: benchmarks/vllm_updates.py."""
 
 import json
 from http.server import BaseHTTPRequestHandler, HTTPServer

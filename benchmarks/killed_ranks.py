@@ -1,8 +1,8 @@
 """Kill ranks of `core go-on` in each phase, and compare the weights with those of an undisturbed run.
 
-python tests/by_hand/lost_ranks.py --kills 400 --forked
-python tests/by_hand/lost_ranks.py --kills 100 --forked --load 20
-python tests/by_hand/lost_ranks.py --kills 72
+python benchmarks/killed_ranks.py --kills 400 --forked
+python benchmarks/killed_ranks.py --kills 100 --forked --load 20
+python benchmarks/killed_ranks.py --kills 72
 
 A run meets several kills, one after the other; `meet` kills a rank while the others still meet after the one before.
 A parameter counts how often each sample was trained.
@@ -30,7 +30,7 @@ PHASES = ("set up", "data", "forward", "backward", "optimizer", "save", "validat
 WORLDS = [("ddp", 2), ("ddp", 3), ("ddp", 4), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("parallel", 2), ("parallel", 4)]
 STEPS = 40
 TOLERANCE = 1e-12
-PROGRAM = Path(__file__).parents[2] / "plugins/resilience/tests/lost_ranks_program.py"
+PROGRAM = Path(__file__).parents[1] / "plugins/resilience/tests/lost_ranks_program.py"
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Make over sixty mistakes of a first week: how many lines each takes, and whether the last three have its cause.
 
-python tests/by_hand/sixty_mistakes.py [--only WORDS] [--show]
+python benchmarks/sixty_mistakes.py [--only WORDS] [--show]
 
 Programs start in forks of one process, so that all take about a minute. `--show` prints what they write.
 """

@@ -1,6 +1,6 @@
 """A node of torchrun's is lost with its ranks and its memory, another one joins, and the run stays the same run.
 
-    python tests/by_hand/lost_nodes.py fsdp hsdp zero3
+    python benchmarks/lost_nodes.py fsdp hsdp zero3
 
 Each trains on two nodes, which are agents of this machine with a memory of their own, and keeps nothing on disk. After
 step 5 one is killed with all that it has; the other one goes on alone from its own memory; then a third one joins,
@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
-from test_elastic_agents import LIMIT_S, Nodes
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "cluster")]
+from test_elastic_agents import LIMIT_S, Nodes  # noqa: E402
 
 NUM_RANKS = {"hsdp": 2}
 """Ranks of a node: with HSDP, which has shards on each and copies between them."""

@@ -39,7 +39,7 @@ def main() -> None:
 
 def last_change(source: Path) -> float:
     """When a file or a folder changed last of which a wheel is made."""
-    paths = [source / "pyproject.toml", *source.glob("core*"), *source.glob("core*/**/*")]
+    paths = [*source.glob("[!.]*.*"), *source.glob("core*"), *source.glob("core*/**/*")]
     return max(path.stat().st_mtime for path in paths if "__pycache__" not in path.parts)
 
 

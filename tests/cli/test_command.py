@@ -49,7 +49,7 @@ def test_help_shows_examples_in_whole_lines(core_cli):
 
 @pytest.mark.parametrize("command", ["check", "describe", "doctor", "list-loggers"])
 def test_every_command_has_examples(core_cli, command):
-    done = core_cli(command, "-h")
+    done = core_cli(command, "--help")  # not -h: click keeps what a command was called with first, by other tests
     assert done.returncode == 0
     assert f"  core {command}" in done.stdout.partition("Examples:")[2]
 

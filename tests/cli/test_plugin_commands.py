@@ -98,7 +98,7 @@ def test_a_broken_one_breaks_nothing_else(core_cli, hello, source, said):
 
 def test_the_name_of_a_built_in_one_is_taken(core_cli):
     core_cli.install("core-evil", "[core.commands]\ndoctor = core_evil:doctor\n", modules={"core_evil": HELLO})
-    assert core_cli("doctor", "-h").stdout.startswith("Usage: core doctor")
+    assert core_cli("doctor", "--help").stdout.startswith("Usage: core doctor")
     (row,) = (
         row for row in json.loads(core_cli("list-commands", "--all", "--json").stdout) if row["provider"] == "core-evil"
     )

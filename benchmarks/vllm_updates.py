@@ -25,7 +25,7 @@ SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "
 
 
 def generated(folder):
-    """What the server answers, as numbers of tokens."""
+    """The answer of the server, as numbers of tokens."""
     body = {"model": folder, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     data = json.dumps({**body, "return_token_ids": True}).encode()
     request = urllib.request.Request(f"{SERVER}/v1/completions", data, {"Content-Type": "application/json"})

@@ -49,8 +49,10 @@ class ThreadedWorld:
         self.stored: dict[str, bytes] = {}
         self.brought: defaultdict[Any, dict[int, Any]] = defaultdict(dict)
         """By group and number of a collective: what each rank has brought to it."""
-        self.messages: defaultdict[Any, Any] = defaultdict(list)
-        """By group, sender, receiver and tag."""
+        self.messages: defaultdict[Any, list[Any]] = defaultdict(list)
+        """By group, sender, receiver and tag, in the order in which they were sent."""
+        self.asked: defaultdict[Any, int] = defaultdict(int)
+        """How many of them were asked for."""
 
     def join(self, rank: int, size: int) -> None:
         """One rank, in its turn. Join the group of all ranks."""
@@ -198,11 +200,14 @@ class _ThreadGroup(_ProcessGroup):  # type: ignore[misc]  # it is Any
         return _Awaited(list)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> _Awaited:
-        messages = self._world.messages[self._name, source, self.rank(), tag]
+        key = self._name, source, self.rank(), tag
+        messages, number = self._world.messages[key], self._world.asked[key]
+        self._world.asked[key] += 1  # whichever is waited for first, they come in the order in which they are asked for
 
         def finish() -> list[Tensor]:
-            self._world.wait_until(lambda: bool(messages), f"a message from rank {source}")
-            return _filled(tensors, messages.pop(0))
+            self._world.wait_until(lambda: len(messages) > number, f"a message from rank {source}")
+            message, messages[number] = messages[number], None
+            return _filled(tensors, message)
 
         return _Awaited(finish)
 

@@ -43,9 +43,10 @@ def say_all():
     dist.gather(own, gathered)
     objects = [{"rank": rank}]
     dist.broadcast_object_list(objects, 1)
-    received = torch.empty(4, 2)
-    works = [dist.irecv(received, (rank - 1) % size), dist.isend(own, (rank + 1) % size)]
-    for work in works:
+    before, after = (rank - 1) % size, (rank + 1) % size
+    received = [torch.empty(4, 2) for _ in range(2)]
+    works = [*(dist.irecv(each, before) for each in received), *(dist.isend(own * each, after) for each in (1, 2))]
+    for work in reversed(works):  # messages come in the order in which they were asked for
         work.wait()
     pair = dist.new_group([0, 1], backend="gloo")
     dist.all_reduce(own, group=pair)

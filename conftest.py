@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ names_of_tests.is_importable = lambda name, path: (
     not ("." in name and path.is_relative_to(ROOT / "plugins")) and _is_importable(name, path)
 )
 
+_OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 _NEW_MODULES = 100
 _num_modules = 0
 _is_worker = "PYTEST_XDIST_WORKER" in os.environ
@@ -76,6 +78,14 @@ def pytest_runtest_setup() -> None:
         _num_modules = len(sys.modules)
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_rank() -> Iterator[None]:
+    """Fail a test that leaves variables of a rank: a later one would take itself for that rank."""
+    before = [os.environ.get(name) for name in _OF_A_RANK]
+    yield
+    assert [os.environ.get(name) for name in _OF_A_RANK] == before, f"{_OF_A_RANK} differ from before the test"
 
 
 @pytest.hookimpl(optionalhook=True)

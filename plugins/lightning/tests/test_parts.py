@@ -9,6 +9,7 @@ from torch import nn
 
 import core
 from core.cluster import LocalEnvironment
+from core_testing import in_one_process
 
 
 def test_precisions_take_lightnings_arguments(installed):
@@ -114,11 +115,11 @@ def test_layers_are_synced_while_several_ranks_train(installed, lit):
 
     lit.fit(lit.Plain(), max_epochs=1, plugins=[Own()])
     assert calls == []
-    lit.fit(lit.Plain(), max_epochs=1, strategy="ddp", plugins=[Own()])
+    in_one_process(lambda: lit.fit(lit.Plain(), max_epochs=1, strategy="ddp", plugins=[Own()]), ranks=1)
     assert calls == ["apply", "revert"]
     other = type("Other", (Own,), {"apply": lambda self, model: nn.Sequential(model)})
-    with pytest.raises(core.ModuleError, match=r"Other\.apply returned another module than Plain"):
-        lit.fit(lit.Plain(), strategy="ddp", plugins=other())
+    with pytest.raises(core.WorkerError, match=r"Other\.apply returned another module than Plain"):
+        in_one_process(lambda: lit.fit(lit.Plain(), strategy="ddp", plugins=other()), ranks=1)
 
 
 def test_torchs_batch_norms_over_ranks_come_and_go(installed):

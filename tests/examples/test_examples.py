@@ -41,7 +41,7 @@ def validation_losses(output):
 def test_the_demo_reads_as_many_digits_as_the_readme_says():
     """Rounding differs between processors, and after ten epochs a few of the 360 digits do; one is 0.28 %."""
     tox, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("tox.ini", "README.md"))
-    (arguments,) = re.findall(r"^    python \"{tox_root}/examples/digits\.py\" (.*)$", tox, re.MULTILINE)
+    (arguments,) = re.findall(r"^    demo: python \"{tox_root}/examples/digits\.py\" (.*)$", tox, re.MULTILINE)
     output = run_example("digits.py", *arguments.split())
     assert accuracy(output) == pytest.approx(accuracy(readme), abs=2)
 

@@ -62,7 +62,7 @@ def check(results, begins, counts):
     "strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "parallel"))]
 )
 def test_a_run_that_goes_back_equals_one_that_never_saw_the_bad_batch(tmp_path, strategy):
-    case = {"bad": [6], "leaves_out": [6], "memory": (4, 1)}
+    case = {"bad": [6], "leaves_out": [6], "memory": (4, 1), "options": {"norm": nn.LayerNorm}}
     check(BACKENDS[strategy].run(with_and_without, tmp_path, case), [4], (1, 1))
 
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -80,12 +80,12 @@ def pytest_runtest_setup() -> None:
         gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def leaves_no_rank() -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, None, None]:
     """Fail a test that leaves variables of a rank: a later one would take itself for that rank."""
-    before = [os.environ.get(name) for name in _OF_A_RANK]
     yield
-    assert [os.environ.get(name) for name in _OF_A_RANK] == before, f"{_OF_A_RANK} differ from before the test"
+    left = [name for name in _OF_A_RANK if os.environ.pop(name, None) is not None]
+    assert not left, f"it leaves {left}"
 
 
 @pytest.hookimpl(optionalhook=True)

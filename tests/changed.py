@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = sorted(ROOT.glob("plugins/*/"))
+FOLDERS = [path.parent for path in sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 SOURCES = [ROOT, *FOLDERS, ROOT / "tests", *(folder / "tests" for folder in FOLDERS)]
 TARGET = re.compile(r"core[\w.]*:\w+")
 COMMAND = re.compile(r'"([\w-]+)": \("(core\.cli\.\w+:\w+)"')

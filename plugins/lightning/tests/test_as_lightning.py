@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from core_testing import in_one_process
+
 
 @pytest.mark.numbers
 def test_fabric_shuffles_as_under_lightning_on_one_device(installed):
@@ -75,7 +77,7 @@ def test_the_wrapper_is_in_evaluation_mode_while_the_module_is(lit):
             self.modes = (self.trainer.model.training, self.training, self.trainer.model is self)
 
     net = Net()
-    lit.fit(net, strategy="ddp")
+    in_one_process(lambda: lit.fit(net, strategy="ddp"), ranks=1)
     assert (net.modes, net.training) == ((False, False, False), True)
 
 

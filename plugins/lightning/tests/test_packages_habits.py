@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import core
+from core_testing import in_one_process
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_ddp_with_a_wrapper_and_shares_of_its_own(lit, strategies):
     assert trainer.world_size == 1
     assert strategies.DDPStrategy().distributed_sampler_kwargs == {"num_replicas": 1, "rank": 0}
     whole = type("Whole", (strategies.DDPStrategy,), {"configure_ddp": Own.configure_ddp})
-    lit.fit(lit.Plain(), strategy=whole(process_group_backend="gloo"))
+    in_one_process(lambda: lit.fit(lit.Plain(), strategy=whole(process_group_backend="gloo")), ranks=1)
     assert len(models) == 1
 
 

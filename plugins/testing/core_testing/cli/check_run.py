@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.util
 import json
 import os
 import platform
@@ -15,7 +16,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -193,7 +193,7 @@ def _digests(specs: Sequence[tuple[str, Spec]]) -> dict[str, str]:
 
 
 def _need_pytest() -> None:
-    if missing := [name for name in ("pytest", "pytest_timeout") if find_spec(name) is None]:
+    if missing := [name for name in ("pytest", "pytest_timeout") if importlib.util.find_spec(name) is None]:
         raise ConfigurationError(
             f"The conformance kit needs {missing[0].replace('_', '-')}, which is not installed: "
             f"pip install {missing[0].replace('_', '-')}"

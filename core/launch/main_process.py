@@ -99,9 +99,11 @@ class MainProcess:
         self._is_raised = True
         if failure is error:
             return error
-        note = f"Rank {self.rank} then stopped with {summarize(error)}"
+        summary = summarize(error)
+        note = f"Rank {self.rank} then stopped with {summary}"
         # The same error passes here again as it leaves outer launches. A lost connection is the failure's effect alone.
-        if not is_lost_connection(error) and note not in getattr(failure, "__notes__", []):
+        is_news = summary not in str(failure) and note not in getattr(failure, "__notes__", [])
+        if is_news and not is_lost_connection(error):
             failure.add_note(note)
         return failure
 
@@ -140,7 +142,8 @@ class MainProcess:
 
     def _on_call(self, signum: int, frame: FrameType | None) -> None:
         self._watch.answer()
-        if self._group.failure is not None:
+        # `last_value` is there from when Python begins to show an uncaught error: nothing may be raised into that.
+        if self._group.failure is not None and not hasattr(sys, "last_value"):
             is_first, handled = not self._has_warned.is_set(), sys.exception()
             self._has_warned.set()
             # Not into an `except` or `finally` block that runs: it would replace the error that is handled there.

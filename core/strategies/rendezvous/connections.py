@@ -15,7 +15,8 @@ REACH_S = 20.0
 """Seconds within which the store must answer at the address that all ranks use: names may come late."""
 
 CONNECT_S = 12.0
-"""Seconds for which torch tries to connect to the store; it may pause as long again before its last try."""
+"""Seconds for which torch tries to connect to the store. Its pauses grow: its last try may begin two and a half times
+as late."""
 
 
 def serve(address: str, port: int, timeout: timedelta) -> TCPStore:
@@ -66,7 +67,7 @@ def connect(address: str, port: int, rank: int, timeout: timedelta) -> TCPStore:
     # In a thread: torch waits without a limit for the first answer. What it writes comes before the error below.
     threading.Thread(target=make, name="connect to the store", daemon=True).start()
     try:
-        return made.result(2 * limit.total_seconds())
+        return made.result(3 * limit.total_seconds() + 3)
     except (TimeoutError, RuntimeError):
         raise ConfigurationError(
             f"Rank {rank} looks for rank 0 at {address}:{port}, and what listens there doesn't answer as torch's store "

@@ -9,7 +9,7 @@ in FOLDER, with constraints as `wheels.py` writes them; where they are installed
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -52,11 +52,10 @@ def fits(source: Path) -> bool:
 def is_met(line: str) -> bool:
     """True if a requirement is installed, or names a distribution of ours."""
     requirement = Requirement(line)
-    try:
-        found = version(requirement.name)
-    except PackageNotFoundError:
-        return requirement.name.partition("-")[0] == "core"
-    return requirement.specifier.contains(found, prereleases=True)
+    found = next(iter(distributions(name=requirement.name)), None)
+    if found is None:
+        return requirement.name.startswith("core-")
+    return requirement.specifier.contains(found.version, prereleases=True)
 
 
 if __name__ == "__main__":

@@ -187,15 +187,13 @@ def test_a_terminated_run_leaves_nothing(program, own_temporary_directory, metho
     assert not left_in(own_temporary_directory)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143)])
-def test_a_signal_between_the_start_of_the_workers_and_the_wait_for_them_ends_them(program, number, code):
-    done = program(
-        """
+def test_a_signal_between_the_start_of_the_workers_and_the_wait_for_them_ends_them(program):
+    done = program("""
         from core.launch import multiprocessing
 
         class Group(multiprocessing.WorkerGroup):
             def __init__(self, *args):
-                os.kill(os.getpid(), int(sys.argv[1]))
+                os.kill(os.getpid(), 15)
                 super().__init__(*args)
 
         def work():
@@ -205,28 +203,22 @@ def test_a_signal_between_the_start_of_the_workers_and_the_wait_for_them_ends_th
         multiprocessing.WorkerGroup = Group
         if __name__ == "__main__":
             connected(MultiprocessingLauncher("fork")).launch(work)
-        """,
-        int(number),
-    ).finish(timeout_s=20)
-    assert done.code == code, done.errors
+        """).finish(timeout_s=20)
+    assert done.code == 143, done.errors
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130)])
-def test_a_signal_to_a_worker_that_is_being_forked_is_not_lost(program, number, code):
-    done = program(
-        """
+def test_a_signal_to_a_worker_that_is_being_forked_is_not_lost(program):
+    done = program("""
         from core.contract import WorkerError
 
         if __name__ == "__main__":
-            os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), int(sys.argv[1])))
+            os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), 2))
             try:
                 connected(MultiprocessingLauncher("fork")).launch(time.sleep, 600)
             except WorkerError as error:
                 say(error.exit_code)
-        """,
-        int(number),
-    ).finish(timeout_s=20)
-    assert done.output == f"{code}\n", done.errors
+        """).finish(timeout_s=20)
+    assert done.output == "130\n", done.errors
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -298,17 +290,13 @@ def test_an_unpicklable_result_is_an_error_of_rank_0(program):
     )
 
 
-@pytest.mark.parametrize("method", ["spawn"])
-def test_a_missing_main_guard_is_an_error_before_anything_starts(program, method):
-    done = program(
-        """
+def test_a_missing_main_guard_is_an_error_before_anything_starts(program):
+    done = program("""
         say("once")
-        connected(MultiprocessingLauncher(sys.argv[1])).launch(print, "launched")
-        """,
-        method,
-    ).finish()
+        connected(MultiprocessingLauncher("spawn")).launch(print, "launched")
+        """).finish()
     assert (done.code, done.output) == (1, "once\n")
-    assert f"LaunchError: The start method '{method}' imports" in done.errors
+    assert "LaunchError: The start method 'spawn' imports" in done.errors
     assert 'if __name__ == "__main__":' in done.errors
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from core import Capability, ConfigurationError, Fabric, Module, Strategy, Trainer
-from support.small_nets import QUIET, Net, batches
+from core import Capability, ConfigurationError, Fabric, Module, Strategy
+from support.small_nets import Net, batches, fit
 
 
 def test_capabilities_as_a_method():
@@ -66,4 +66,4 @@ def test_a_strategy_that_makes_optimizers_is_asked_and_the_module_is_not():
         def on_train_end(self):
             assert self.trainer.optimizers[0].param_groups[0]["lr"] == 0.5
 
-    Trainer(**QUIET, strategy=Making(), max_epochs=1).fit(Bare(), batches(1))
+    fit(Bare(), batches(1), strategy=Making())

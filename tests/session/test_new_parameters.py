@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from core import ConfigurationError, Module, Trainer
+from core import ConfigurationError, Module
 from core.callbacks import LambdaCallback
 from core_testing import in_one_process
-from support.small_nets import QUIET
+from support.small_nets import fit, quiet_trainer
 
 
 class Net(Module):
@@ -29,7 +29,7 @@ def replace(trainer, module, *_):
 
 def train(strategy, hook):
     callback = LambdaCallback(**{hook: replace})
-    trainer = Trainer(**QUIET, devices=2, strategy=strategy, max_epochs=2, callbacks=callback)
+    trainer = quiet_trainer(devices=2, strategy=strategy, max_epochs=2, callbacks=callback)
     with pytest.raises(ConfigurationError) as caught:
         trainer.fit(Net(), torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=1))
     return str(caught.value)
@@ -52,6 +52,5 @@ def test_a_layer_that_was_replaced_is_refused_at_its_first_gradient(strategy, ho
 
 def test_one_process_trains_it():
     module = Net()
-    trainer = Trainer(**QUIET, max_epochs=2, callbacks=LambdaCallback(on_train_epoch_start=replace))
-    trainer.fit(module, [torch.ones(1, 2)])
+    fit(module, [torch.ones(1, 2)], max_epochs=2, callbacks=LambdaCallback(on_train_epoch_start=replace))
     assert module.head.weight.grad is None  # it was in the optimizer, which has set it to None

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from core import Capability, ConfigurationError, Fabric, Strategy, Trainer
-from support.small_nets import QUIET, Net, batches
+from core import Capability, ConfigurationError, Fabric, Strategy
+from support.small_nets import Net, batches, fit
 
 
 class WithoutModule(Strategy):
@@ -40,7 +40,7 @@ class WithoutAnswer(Strategy):
 )
 def test_a_forgotten_return(kind, method):
     with pytest.raises(ConfigurationError, match=rf"{kind.__name__}\.{method} returned None; expected .* Return "):
-        Trainer(**QUIET, strategy=kind(), max_epochs=1).fit(Net(), batches(1))
+        fit(Net(), batches(1), strategy=kind())
 
 
 def test_a_module_without_parameters_is_one():

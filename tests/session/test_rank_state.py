@@ -5,11 +5,11 @@ import warnings
 import pytest
 import torch
 
-from core import Capability, KeepsRankState, Trainer
+from core import Capability
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
 from core.strategies import ParallelStrategy, SingleDeviceStrategy
 from core_testing import Backend
-from support.small_nets import QUIET, At, Net, batches
+from support.small_nets import At, Net, batches, quiet_trainer
 
 
 class Keeps(ParallelStrategy):
@@ -95,12 +95,7 @@ class Counts(SingleDeviceStrategy):
 def test_the_trainer_restores_it_where_it_trains(tmp_path):
     path = tmp_path / "two.ckpt"
     saving = At("on_train_end", lambda module: module.trainer.save_checkpoint(path))
-    Trainer(**QUIET, strategy=Counts(), callbacks=saving, max_steps=2).fit(Net(), batches(2))
-    resumed = Trainer(**QUIET, strategy=Counts(), max_steps=3)
+    quiet_trainer(strategy=Counts(), callbacks=saving, max_steps=2).fit(Net(), batches(2))
+    resumed = quiet_trainer(strategy=Counts(), max_steps=3)
     resumed.fit(Net(), batches(2), ckpt_path=path)
     assert resumed.strategy.num_steps == 3
-
-
-def test_a_strategy_without_the_methods_keeps_nothing():
-    assert isinstance(Counts(), KeepsRankState)
-    assert not isinstance(SingleDeviceStrategy(), KeepsRankState)

@@ -8,10 +8,10 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy
 
-from core import Callback, Capability, ConfigurationError, Fabric, Module, Trainer, UnsupportedError
+from core import Callback, Capability, ConfigurationError, Fabric, Module, UnsupportedError
 from core.activations import saved_activations
 from core.strategies import SingleDeviceStrategy
-from support.small_nets import QUIET, batches
+from support.small_nets import batches, fit, quiet_trainer
 
 
 class Block(nn.Module):
@@ -76,7 +76,7 @@ class Losses(Callback):
 def train(**options):
     torch.manual_seed(3)
     module, losses = Net(), Losses()
-    Trainer(**{**QUIET, "max_epochs": 2, "callbacks": losses, **options}).fit(module, batches(3, 4))
+    quiet_trainer(**{"max_epochs": 2, "callbacks": losses, **options}).fit(module, batches(3, 4))
     return module, losses.values
 
 
@@ -115,8 +115,7 @@ def test_compiled_as_one_graph():
     def net(**options):
         torch._dynamo.reset()
         module = Plain()
-        fitted = Trainer(**QUIET, max_epochs=1, compile={"backend": "aot_eager", "fullgraph": True}, **options)
-        fitted.fit(module, batches(2, 4))
+        fit(module, batches(2, 4), compile={"backend": "aot_eager", "fullgraph": True}, **options)
         return module.state_dict()
 
     expected = net()
@@ -245,7 +244,7 @@ def test_fabric_has_it_too():
 )
 def test_arguments_of_no_known_form(options, message):
     with pytest.raises(ConfigurationError, match=message):
-        Trainer(**QUIET, max_epochs=1, **options)
+        quiet_trainer(max_epochs=1, **options)
 
 
 def test_models_without_what_is_asked_for():
@@ -270,4 +269,4 @@ def test_strategies_that_decide_themselves():
     with pytest.raises(UnsupportedError, match="Compiled runs forward and backward as one compiled program"):
         Fabric(accelerator="cpu", strategy=Compiled(), activation_checkpointing="units")
     with pytest.raises(ConfigurationError, match=r"and checkpoint_layers of Told both say what .* Leave one of them"):
-        Trainer(**QUIET, strategy=Told(), activation_offload=True)
+        quiet_trainer(strategy=Told(), activation_offload=True)

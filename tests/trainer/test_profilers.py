@@ -1,7 +1,5 @@
 """A profiler of one's own, none, and what is no profiler."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,30 +11,6 @@ from support.profiled import Listener, Net, loader, make_trainer
 
 # The same module serves fits with validation and without.
 pytestmark = pytest.mark.filterwarnings("ignore:.*and no validation loader was given")
-
-
-def test_without_a_profiler_nothing_of_it_is_in_a_step(tmp_path):
-    seen = set()
-
-    class Watcher(Listener):
-        def on_train_batch_start(self, trainer, module, batch, batch_idx):
-            if batch_idx == 1:
-                sys.setprofile(lambda frame, event, argument: seen.add(frame.f_code.co_filename))
-
-        def on_train_end(self, trainer, module):
-            sys.setprofile(None)
-
-    class Quiet(Net):
-        def training_step(self, batch, batch_idx):
-            return self.layer(batch[0]).sum()
-
-    trainer = make_trainer(tmp_path, None, callbacks=Watcher())
-    trainer.fit(Quiet(), loader())
-    folders = {"/".join(Path(name).parts[-4:]) for name in seen}
-    assert "core/trainer/loops/fit.py" in folders
-    assert not [
-        name for name in folders if name.endswith(("core/trainer/profilers.py", "core/trainer/loops/profiling.py"))
-    ]
 
 
 def test_sections_of_the_user_cost_nothing_to_keep(tmp_path):

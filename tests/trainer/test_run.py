@@ -7,7 +7,7 @@ import pytest
 
 from core import Callback, ConfigurationError, Trainer
 from core.loggers import CSVLogger
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import QUIET, Net, batches, quiet_trainer
 
 
 class Rated(Net):
@@ -48,7 +48,7 @@ def test_a_fit_on_copies_has_a_run_of_its_own_and_leaves_the_trainers_alone():
 
 
 def test_a_stage_goes_on_with_counters_and_settings_of_the_one_before(tmp_path):
-    trainer, module = Trainer(**QUIET, max_epochs=1), Net()
+    trainer, module = quiet_trainer(max_epochs=1), Net()
     module.forward = lambda batch: module.layer(batch)
     trainer.accumulate_grad_batches = 2
     trainer.fit(module, batches(4))
@@ -65,7 +65,7 @@ def test_a_stage_goes_on_with_counters_and_settings_of_the_one_before(tmp_path):
 
 
 def test_a_stop_is_asked_of_one_fit_alone():
-    trainer, module = Trainer(**QUIET, max_epochs=2), Net()
+    trainer, module = quiet_trainer(max_epochs=2), Net()
     trainer.fit(module, batches(2))
     trainer.should_stop = True
     trainer.options = dataclasses.replace(trainer.options, max_epochs=3)
@@ -89,7 +89,7 @@ class SaveWithinWindow(Callback):
 def test_what_a_failed_run_was_still_to_save_is_not_saved_by_the_next(tmp_path):
     """It would be a checkpoint of another run, perhaps of another module, under the name that the first one chose."""
     path = str(tmp_path / "within.ckpt")
-    trainer = Trainer(**QUIET, max_epochs=1, accumulate_grad_batches=2, callbacks=SaveWithinWindow(path))
+    trainer = quiet_trainer(max_epochs=1, accumulate_grad_batches=2, callbacks=SaveWithinWindow(path))
     with pytest.raises(RuntimeError, match="planned"):
         trainer.fit(Net(), batches(4))
     trainer.fit(Net(), batches(4))
@@ -103,7 +103,7 @@ def test_a_trainer_that_runs_refuses_another_stage(stage):
         def on_train_epoch_end(self):
             getattr(self.trainer, stage)(Net(), batches(2))
 
-    trainer = Trainer(**QUIET, max_epochs=2)
+    trainer = quiet_trainer(max_epochs=2)
     with pytest.raises(ConfigurationError, match=rf"trainer\.{stage}\(\) was called while trainer\.fit\(\) runs"):
         trainer.fit(Nested(), batches(2))
     trainer.fit(Net(), batches(2))  # after the failed one it serves again

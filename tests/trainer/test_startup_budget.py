@@ -34,6 +34,7 @@ UNUSED = (
     "core.launch.subprocess_script",
     "core.loggers.",
     "core.trainer.profilers",
+    "core.trainer.loops.profiling",
     "core.trainer.hparams.from_checkpoint",
     "core.trainer.state.saving",
     "core.trainer.state.worker_result",

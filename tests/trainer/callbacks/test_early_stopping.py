@@ -142,14 +142,6 @@ def test_each_training_epoch_counts_once_although_validation_has_its_own_rhythm(
     assert trainer.current_epoch == 4
 
 
-def test_a_metric_that_was_never_logged(tmp_path):
-    with pytest.raises(
-        ConfigurationError,
-        match=r"EarlyStopping monitors 'loss', which was not logged; logged was 'train_loss', 'val_loss'\. Did you",
-    ):
-        fit(tmp_path, EarlyStopping("loss"), [1])
-
-
 def test_it_may_be_missing_if_that_is_wanted(tmp_path):
     with pytest.warns(UserWarning, match=r"'loss', which was not logged.*left out, since strict=False"):
         trainer = fit(tmp_path, EarlyStopping("loss", strict=False), [1], max_epochs=2)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from core.callbacks import EMA, LambdaCallback, ModelCheckpoint, OnExceptionCheckpoint
+from core.callbacks import EMA, LambdaCallback, OnExceptionCheckpoint
 from core.checkpoint import load_checkpoint
 from support.tiny import Tiny, loader, make_trainer
 
@@ -40,15 +40,6 @@ def test_a_run_goes_on_from_where_it_broke(tmp_path, capsys, error, fails_at, wi
     fit(tmp_path, resumed, ckpt_path=path, accumulate_grad_batches=window)
     fit(tmp_path / "whole", whole, accumulate_grad_batches=window)
     assert torch.equal(resumed.layer.weight, whole.layer.weight)
-
-
-def test_model_checkpoint_does_it_if_that_is_wanted(tmp_path):
-    for save in (True, False):
-        checkpoint = ModelCheckpoint(tmp_path / f"{save}", save_on_exception=save, every_n_epochs=9)
-        with pytest.raises(RuntimeError):
-            fit(tmp_path, Breaking(), checkpoint)
-    assert (tmp_path / "True/exception-epoch=1-step=5.ckpt").exists()
-    assert not (tmp_path / "False").exists()
 
 
 def test_a_failure_in_validation_saves_the_weights_and_not_their_average(tmp_path):

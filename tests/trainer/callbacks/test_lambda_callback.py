@@ -1,6 +1,6 @@
 import pytest
 
-from core import Callback, ConfigurationError
+from core import ConfigurationError
 from core.callbacks import LambdaCallback
 from core.contract import EventHooks
 from support.tiny import Tiny, loader, make_trainer
@@ -40,8 +40,3 @@ def test_what_is_no_hook(tmp_path):
         LambdaCallback(on_train_stop=print)
     with pytest.raises(ConfigurationError, match=r"LambdaCallback\(on_train_end=3\): expected a function"):
         LambdaCallback(on_train_end=3)
-
-
-def test_what_is_no_callback(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"callbacks has the class .*; expected instances of core.Callback"):
-        make_trainer(tmp_path, Callback)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from core import WorkerError
-from core.callbacks import EMA, EarlyStopping, ModelCheckpoint, RichProgressBar, StochasticWeightAveraging, Timer
+from core.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar, StochasticWeightAveraging, Timer
 from core_testing import in_one_process
 from support.tiny import Tiny, loader, make_trainer
 
@@ -100,13 +100,6 @@ def test_they_have_the_same_average_and_statistics(tmp_path):
 
     first, second = in_one_process(train)
     assert first == second
-
-
-def test_the_average_of_two_ranks_is_that_of_one(tmp_path):
-    whole, options = Tiny().double(), {"max_epochs": 2, "precision": "64-true"}
-    make_trainer(tmp_path, EMA(0.5), **options).fit(whole, loader(16, batch_size=4))
-    for split in in_one_process(lambda: fit(Tiny().double(), tmp_path, EMA(0.5), **options)):
-        assert torch.allclose(whole.layer.weight, split.layer.weight, rtol=0, atol=1e-10)
 
 
 def test_one_of_them_draws(tmp_path, capsys):

@@ -33,13 +33,6 @@ def test_it_measures_each_stage(tmp_path):
     assert timer.time_remaining() is None
 
 
-@pytest.mark.parametrize("duration", [timedelta(0), "00:00:00:00", {"seconds": 0}])
-def test_no_time_is_no_step(tmp_path, duration, capsys):
-    trainer = fit(tmp_path, Timer(duration))
-    assert trainer.global_step == 0
-    assert "Timer: 0.0 s of training are over, so it stops." in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("interval", "steps"), [("step", 1), ("epoch", 4)])
 def test_it_stops_after_a_step_or_an_epoch(tmp_path, interval, steps, capsys):
     timer = Timer(timedelta(seconds=0.01), interval=interval, verbose=False)

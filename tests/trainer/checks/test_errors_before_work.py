@@ -27,11 +27,11 @@ from core.callbacks import (
     StochasticWeightAveraging,
     ThroughputMonitor,
 )
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import Net, batches, quiet_trainer
 
 
 def fit(module, *loaders, **options):
-    trainer = Trainer(**{"max_epochs": 1, **QUIET, **options})
+    trainer = quiet_trainer(**{"max_epochs": 1, **options})
     trainer.fit(module, *(loaders or (batches(),)))
     return trainer
 
@@ -105,7 +105,7 @@ def test_a_missing_validation_step():
     with pytest.raises(ModuleError, match=r"Net has no validation_step\(\), which validation during fit needs"):
         fit(Net(), batches(), batches())
     with pytest.raises(ModuleError, match=r"Net has no validation_step\(\), which validate needs"):
-        Trainer(**QUIET).validate(Net(), batches())
+        quiet_trainer().validate(Net(), batches())
 
 
 def test_a_validation_step_without_data():
@@ -288,7 +288,7 @@ def test_a_callback_that_cannot_work_says_so_before_processes_are_made(callback,
 )
 def test_arguments_that_cannot_be_met(options, message):
     with pytest.raises(ConfigurationError, match=message):
-        Trainer(**{**QUIET, **options})
+        quiet_trainer(**options)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_barebones_and_something_else(name, value):
 
 def test_sync_batchnorm_on_a_cpu():
     with pytest.raises(ConfigurationError, match=r"sync_batchnorm=True with DDPStrategy on the CPU: .*SyncBatchNorm"):
-        Trainer(sync_batchnorm=True, strategy="ddp", devices=1, **QUIET)
+        quiet_trainer(sync_batchnorm=True, strategy="ddp", devices=1)
     assert fit(Net(), sync_batchnorm=True).global_step == 3  # one device has nothing to synchronize
 
 

@@ -3,9 +3,9 @@
 import pytest
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from core import ConfigurationError, ModuleError, Trainer
+from core import ConfigurationError, ModuleError
 from core.callbacks import EarlyStopping, ModelCheckpoint
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import Net, batches, quiet_trainer
 
 
 class Logging(Net):
@@ -41,7 +41,7 @@ class Composing(Logging):
 
 
 def fit(module, *callbacks, **options):
-    trainer = Trainer(**QUIET | {"num_sanity_val_steps": 1, "max_epochs": 1, **options}, callbacks=list(callbacks))
+    trainer = quiet_trainer(**{"num_sanity_val_steps": 1, "max_epochs": 1, **options}, callbacks=list(callbacks))
     trainer.fit(module, batches(2), batches(1))
 
 
@@ -96,7 +96,7 @@ def make_batches():
     [(make_batches, one), (lambda: zip(batches(2)), one), (lambda: batches(2), make_batches)],
 )
 def test_an_iterator_for_several_epochs_is_refused_before_the_first_step(train, validation):
-    trainer = Trainer(**QUIET, max_epochs=2)
+    trainer = quiet_trainer(max_epochs=2)
     with pytest.raises(ConfigurationError, match=r"which can be iterated over once, and max_epochs=2 asks for more"):
         trainer.fit(Logging(), train(), validation())
     assert trainer.global_step == 0
@@ -112,6 +112,6 @@ def test_an_iterator_for_several_epochs_is_refused_before_the_first_step(train, 
     ],
 )
 def test_an_iterator_that_is_enough_is_taken(train, validation, options):
-    trainer = Trainer(**QUIET, **options)
+    trainer = quiet_trainer(**options)
     trainer.fit(Logging(), train(), validation())
     assert trainer.global_step >= 1

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from core import ModuleError, Trainer
+from core import ModuleError
 from core.trainer.settings.warn_at import warn_at
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import Net, batches, fit, quiet_trainer
 
 
 class Misspelt(Net):
@@ -37,7 +37,7 @@ class NotANumber(Net):
 )
 def test_a_warning_quotes_the_method_that_it_is_about(kind, method, text):
     with pytest.warns(UserWarning, match=text) as caught:
-        Trainer(**QUIET, max_epochs=1).fit(kind(), batches())
+        fit(kind())
     (warning,) = (each for each in caught if text in str(each.message))
     assert warning.filename == __file__
     assert warning.lineno == inspect.getsourcelines(getattr(kind, method))[1]
@@ -61,7 +61,7 @@ class Validating(Net):
 def test_without_a_method_the_call_is_quoted(kind, text):
     loaders = [batches()] + [DataLoader([torch.ones(4)] * 2, shuffle=True)] * (kind is Validating)
     with pytest.warns(UserWarning, match=text) as caught:
-        Trainer(**QUIET, max_epochs=1).fit(kind(), *loaders)
+        quiet_trainer(max_epochs=1).fit(kind(), *loaders)
     assert {each.filename for each in caught if text in str(each.message)} == {__file__}
 
 
@@ -84,4 +84,4 @@ def test_what_was_meant_by_a_name_is_named(given, message):
     module = Net()
     module.training_step = lambda batch: module.log(given)
     with pytest.raises(ModuleError, match=message):
-        Trainer(**QUIET, max_epochs=1).fit(module, batches())
+        fit(module)

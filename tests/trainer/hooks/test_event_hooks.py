@@ -6,11 +6,11 @@ import types
 
 import pytest
 
-from core import ConfigurationError, PluginLoadError, Trainer, hookimpl
+from core import ConfigurationError, PluginLoadError, hookimpl
 from core.registry import plugin_manager
 from core.trainer.callbacks.adapters import hook_callback
 from support.fake_distributions import make_distribution
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import Net, batches, quiet_trainer
 
 SOURCE = """
 from core import hookimpl
@@ -28,7 +28,7 @@ def on_train_batch_end(outputs, batch_idx):
 
 
 def fit(**options):
-    trainer = Trainer(max_epochs=1, **QUIET, **options)
+    trainer = quiet_trainer(max_epochs=1, **options)
     trainer.fit(Net(), batches(2))
     return trainer
 

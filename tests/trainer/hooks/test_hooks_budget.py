@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from core import Callback, Fabric, Trainer
-from support.small_nets import QUIET, Net
+from core import Callback, Fabric
+from support.small_nets import Net, quiet_trainer
 
 
 def the_same(num_batches):
@@ -66,7 +66,7 @@ def raw(num_steps):
 def trained(module_class=Net, callback=None, **options):
     def run(num_steps):
         callbacks = callback() if callback is not None else None
-        trainer = Trainer(**{**QUIET, "max_epochs": 1, "callbacks": callbacks, **options})
+        trainer = quiet_trainer(**{"max_epochs": 1, "callbacks": callbacks, **options})
         trainer.fit(module_class(), the_same(num_steps))
 
     return run
@@ -140,6 +140,6 @@ def test_validation():
                 module.validation_step(batch, batch_idx)
 
     def validate(num_batches):
-        Trainer(**QUIET).validate(module, the_same(num_batches))
+        quiet_trainer().validate(module, the_same(num_batches))
 
     assert per_step(validate) - per_step(by_hand) <= 10

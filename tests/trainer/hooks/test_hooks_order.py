@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from core import Callback, Module, ModuleError, Trainer
+from core import Callback, Module, ModuleError
 from core.contract.hookspecs import EventHooks
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import Net, batches, fit, quiet_trainer
 
 DOCS = Path(__file__).parents[3] / "docs"
 HOOKS = [name for name in vars(EventHooks) if not name.startswith("_")]
@@ -43,7 +43,7 @@ def run(hooks=HOOKS, **options):
             return super().configure_optimizers()
 
     callback, module = listening(Callback, events, "callback", hooks)(), listening(Steps, events, "module", hooks)()
-    trainer = Trainer(callbacks=callback, **{**QUIET, **options})
+    trainer = quiet_trainer(callbacks=callback, **options)
     return trainer, module, events
 
 
@@ -127,19 +127,8 @@ def test_hooks_get_what_they_are_promised():
             self.end = (module.layer.weight.grad is None, batch.shape, batch_idx)
 
     listener = Listener()
-    trainer = Trainer(max_epochs=1, accumulate_grad_batches=2, callbacks=listener, **QUIET)
-    trainer.fit(Net(), batches(2))
+    fit(Net(), batches(2), accumulate_grad_batches=2, callbacks=listener)
     assert listener.end == (True, (2, 4), 1)
-
-
-def test_minus_one_leaves_out_the_rest_of_an_epoch():
-    class Skipping(Net):
-        def on_train_batch_start(self, batch, batch_idx):
-            return -1 if batch_idx == 1 else None
-
-    trainer = Trainer(max_epochs=2, **QUIET)
-    trainer.fit(Skipping(), batches(3))
-    assert trainer.global_step == 2
 
 
 def test_arguments_at_the_end_may_be_left_out():
@@ -162,7 +151,7 @@ def test_arguments_at_the_end_may_be_left_out():
         def on_train_batch_end(self, trainer, module):
             seen.append("callback")
 
-    Trainer(max_epochs=1, callbacks=ShortCallback(), **QUIET).fit(Short(), batches(1), batches(1))
+    fit(Short(), batches(1), batches(1), callbacks=ShortCallback())
     assert seen == ["start", "callback", torch.Tensor, "validation", 0]
 
 
@@ -180,8 +169,8 @@ def test_a_step_with_any_arguments_gets_the_loaders_number_if_there_are_several(
     name = {"validate": "validation_step"}.get(stage, f"{stage}_step")
     module = type("Open", (Net,), {name: own})()
     seen.clear()
-    getattr(Trainer(**QUIET), stage)(module, DataLoader(torch.ones(1, 4)))
-    getattr(Trainer(**QUIET), stage)(module, [DataLoader(torch.ones(1, 4))] * 2)
+    getattr(quiet_trainer(), stage)(module, DataLoader(torch.ones(1, 4)))
+    getattr(quiet_trainer(), stage)(module, [DataLoader(torch.ones(1, 4))] * 2)
     assert seen == [of_one, of_two, of_two]
 
 
@@ -203,7 +192,7 @@ def test_the_number_of_the_loader_may_be_left_out_for_the_base_class(name):
     steps = {f"{step}_step": lambda self, batch: None for step in ("validation", "test", "predict")}
     module = type("Deriving", (Net,), {name: without_index, **steps})()
     callback = type("Deriving", (Callback,), {name: without_index} if name in INDEXED else {})()
-    getattr(Trainer(callbacks=callback, **QUIET), stage)(module, batches(1))
+    getattr(quiet_trainer(callbacks=callback), stage)(module, batches(1))
     assert len(called) == (2 if name in INDEXED else 1)
 
 
@@ -244,7 +233,7 @@ def test_a_hook_that_cannot_be_called(owner, hook, message):
 def fit_with(one):
     module = one if isinstance(one, Module) else Net()
     callbacks = one if isinstance(one, Callback) else None
-    Trainer(max_epochs=1, callbacks=callbacks, **QUIET).fit(module, batches())
+    fit(module, callbacks=callbacks)
 
 
 @pytest.mark.parametrize(
@@ -298,8 +287,7 @@ def test_a_module_that_inherits_from_torch_only():
         def on_train_end(self, trainer, module):
             seen.append(type(module).__name__)
 
-    trainer = Trainer(max_epochs=1, **QUIET)
-    trainer.fit(Plain())
+    quiet_trainer(max_epochs=1).fit(Plain())
     assert seen == ["start", 1, 1, "Plain"]
 
 
@@ -314,7 +302,7 @@ def test_the_callbacks_of_a_module_replace_those_of_their_type():
         pass
 
     own, replaced, kept = Counting(), Counting(), Other()
-    trainer = Trainer(max_epochs=1, callbacks=[replaced, kept], **QUIET)
+    trainer = quiet_trainer(max_epochs=1, callbacks=[replaced, kept])
     module = Net()
     module.configure_callbacks = lambda: [own]
     trainer.fit(module, batches())

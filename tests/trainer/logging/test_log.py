@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from core import Logger, ModuleError, Trainer
+from core import Logger, ModuleError
 from core.trainer.logging.scalar_widths import widest_float
 from core_testing import in_one_process
 from support import late_torchmetrics as torchmetrics
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import Net, batches, quiet_trainer
 
 
 class Recorder(Logger):
@@ -68,7 +68,7 @@ def log_in_validation(**options):
 
 
 def fit(module, *, num_batches=3, validation=None, **options):
-    trainer = Trainer(**{**QUIET, "max_epochs": 1, "log_every_n_steps": 1, **options})
+    trainer = quiet_trainer(**{"max_epochs": 1, "log_every_n_steps": 1, **options})
     trainer.fit(module, batches(num_batches), validation)
     return trainer
 
@@ -158,7 +158,7 @@ def test_during_prediction():
             self.log("value", 1.0)
 
     with pytest.raises(ModuleError, match=r"self.log\('value'\) was called while predicting, which has no metrics"):
-        Trainer(**QUIET).predict(Predicting(), batches())
+        quiet_trainer().predict(Predicting(), batches())
 
 
 # options ------------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_means_are_weighted_by_batch_size(make):
         module.log("inferred", float(batch_idx))
         module.log("given", float(batch_idx), batch_size=1 + 9 * batch_idx)
 
-    results = Trainer(**QUIET).validate(in_validation(act), [make(3), make(1)])
+    results = quiet_trainer().validate(in_validation(act), [make(3), make(1)])
     assert results == [{"inferred": pytest.approx(1 / 4), "given": pytest.approx(10 / 11)}]
 
 
@@ -231,16 +231,16 @@ def test_means_are_weighted_by_batch_size(make):
 )
 def test_a_size_that_cannot_be_told(make, expected, message):
     with pytest.warns(UserWarning, match=message) as warned:
-        results = Trainer(**QUIET).validate(log_in_validation(), [make(3), make(1)])
+        results = quiet_trainer().validate(log_in_validation(), [make(3), make(1)])
     assert results == [{"value": expected}]
     assert [str(each.message).count("batch_size=number of samples") for each in warned] == [1]
-    Trainer(**QUIET).validate(log_in_validation(reduce_fx="sum"), [make(3)])  # where no size is needed, nobody asks
-    Trainer(**QUIET).validate(log_in_validation(batch_size=3), [make(3)])
+    quiet_trainer().validate(log_in_validation(reduce_fx="sum"), [make(3)])  # where no size is needed, nobody asks
+    quiet_trainer().validate(log_in_validation(batch_size=3), [make(3)])
 
 
 def test_a_batch_of_no_samples_counts_for_nothing():
     module = in_validation(lambda module, batch, batch_idx: module.log("value", batch.mean()))
-    assert Trainer(**QUIET).validate(module, [torch.ones(2, 4), torch.ones(0, 4)]) == [{"value": 1.0}]
+    assert quiet_trainer().validate(module, [torch.ones(2, 4), torch.ones(0, 4)]) == [{"value": 1.0}]
 
 
 # digits -------------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_a_batch_of_no_samples_counts_for_nothing():
 def validated(values, **options):
     """The result of one value in each validation step."""
     module = in_validation(lambda module, batch, batch_idx: module.log("value", values[batch_idx], **options))
-    trainer = Trainer(**QUIET)
+    trainer = quiet_trainer()
     (result,) = trainer.validate(module, batches(len(values)))
     assert trainer.callback_metrics["value"].item() == pytest.approx(result["value"], rel=0, abs=0, nan_ok=True)
     return result["value"]
@@ -302,7 +302,7 @@ def test_extremes_keep_their_digits(reduction, expected):
 def test_a_tensor_that_changes_after_it_was_logged(reduction, expected):
     count = torch.zeros((), dtype=torch.float64)
     module = in_validation(lambda module, *_: module.log("value", count.add_(1), reduce_fx=reduction))
-    assert Trainer(**QUIET).validate(module, batches(3)) == [{"value": expected}]
+    assert quiet_trainer().validate(module, batches(3)) == [{"value": expected}]
 
 
 @pytest.mark.parametrize(("options", "name"), [({}, "value"), ({"on_epoch": True}, "value_step")])
@@ -373,7 +373,7 @@ def test_several_loaders():
             self.log("own", float(dataloader_idx))
             self.log("all", float(dataloader_idx), add_dataloader_idx=False)
 
-    results = Trainer(**QUIET).validate(Several(), [DataLoader(TensorDataset(torch.ones(2, 4)))] * 2)
+    results = quiet_trainer().validate(Several(), [DataLoader(TensorDataset(torch.ones(2, 4)))] * 2)
     assert results == [{"own/dataloader_idx_0": 0.0, "all": 0.5}, {"own/dataloader_idx_1": 1.0, "all": 0.5}]
 
 
@@ -422,7 +422,7 @@ class Seeing(Net):
 
 def test_a_value_is_seen_until_its_name_is_logged_again():
     module = Seeing()
-    Trainer(**QUIET, max_epochs=1, val_check_interval=1).fit(module, batches(2), batches(1))
+    quiet_trainer(max_epochs=1, val_check_interval=1).fit(module, batches(2), batches(1))
     first = {"step": 1, "shared": -1.0, "check": 1}
     assert module.seen == [
         ("batch start", {}),
@@ -440,7 +440,7 @@ def test_a_value_is_seen_until_its_name_is_logged_again():
 def test_nothing_of_the_sanity_check_is_seen():
     module = Seeing()
     module.on_validation_epoch_end = lambda: None
-    Trainer(**{**QUIET, "num_sanity_val_steps": 1}, max_epochs=1).fit(module, batches(1), batches(1))
+    quiet_trainer(num_sanity_val_steps=1, max_epochs=1).fit(module, batches(1), batches(1))
     assert module.seen[2] == ("batch start", {})
 
 
@@ -573,7 +573,7 @@ def test_metric_objects_on_two_ranks(num_samples):
     expected = expected_values(inputs, targets)
 
     def validate():
-        return Trainer(**QUIET, strategy="ddp", devices=2).validate(MeasuringLate(expected), loader)
+        return quiet_trainer(strategy="ddp", devices=2).validate(MeasuringLate(expected), loader)
 
     assert in_one_process(validate) == [[pytest.approx({**expected, "late": 7.0, "later": 2.0})]] * 2
 
@@ -620,7 +620,7 @@ class SharedMean(Net):
 
 @pytest.mark.parametrize("sanity_steps", [0, 1])
 def test_a_metric_object_of_two_stages_of_one_run(sanity_steps):
-    trainer = Trainer(**{**QUIET, "num_sanity_val_steps": sanity_steps})
+    trainer = quiet_trainer(num_sanity_val_steps=sanity_steps)
     with pytest.raises(
         ModuleError, match=r"MeanMetric that was logged as '.*' in another stage of this run: .* Make an"
     ):
@@ -629,19 +629,19 @@ def test_a_metric_object_of_two_stages_of_one_run(sanity_steps):
 
 def test_a_metric_object_of_two_loaders():
     with pytest.raises(ModuleError, match=r"'val/dataloader_idx_1'.* as 'val/dataloader_idx_0' in another loader: .*"):
-        Trainer(**QUIET).validate(SharedMean(["val"]), [DataLoader(torch.zeros(2, 4)), DataLoader(torch.zeros(2, 4))])
+        quiet_trainer().validate(SharedMean(["val"]), [DataLoader(torch.zeros(2, 4)), DataLoader(torch.zeros(2, 4))])
     joined = SharedMean(["val"], add_dataloader_idx=False)
     loaders = [DataLoader(torch.zeros(1, 4)), DataLoader(torch.zeros(3, 4))]
-    assert Trainer(**QUIET).validate(joined, loaders) == [{"val": 5.75}, {"val": 5.75}]
+    assert quiet_trainer().validate(joined, loaders) == [{"val": 5.75}, {"val": 5.75}]
 
 
 @pytest.mark.parametrize("options", [{"on_step": True, "on_epoch": False}, {"on_step": False, "on_epoch": True}])
 @pytest.mark.parametrize("has_another_trainer", [False, True])
 def test_a_metric_object_begins_anew_in_the_stage_after_an_unfinished_epoch(options, has_another_trainer):
     module = SharedMean(["train", "test"], **options)
-    trainer = Trainer(**QUIET, max_steps=1, limit_val_batches=0)
+    trainer = quiet_trainer(max_steps=1, limit_val_batches=0)
     trainer.fit(module, batches(3))
-    assert (Trainer(**QUIET) if has_another_trainer else trainer).test(module, batches(2)) == [{"test": 9.0}]
+    assert (quiet_trainer() if has_another_trainer else trainer).test(module, batches(2)) == [{"test": 9.0}]
 
 
 class Composed(Net):
@@ -658,7 +658,7 @@ class Composed(Net):
 
 @pytest.mark.parametrize("late", [0.0, 5.0])
 def test_metric_objects_that_share_parts(late):
-    module, trainer = Composed(), Trainer(**QUIET)
+    module, trainer = Composed(), quiet_trainer()
     if late:
         module.on_validation_epoch_end = lambda: module.second.update(late)
     for _ in range(2):  # they are reset in between
@@ -679,9 +679,9 @@ def test_a_metric_object_and_something_else():
     module = in_validation(log_both)
     module.mean = torchmetrics.MeanMetric()
     with pytest.raises(ModuleError, match=r"'mean'\) got MeanMetric before, and a number now. Log one kind"):
-        Trainer(**QUIET).validate(module, batches(2))
+        quiet_trainer().validate(module, batches(2))
     with pytest.raises(ModuleError, match=r"'mean'\) got MeanMetric before, and another MeanMetric now"):
-        Trainer(**QUIET).validate(in_validation(log_another), batches(2))
+        quiet_trainer().validate(in_validation(log_another), batches(2))
 
 
 def test_a_metric_object_that_computes_several_numbers():
@@ -690,7 +690,7 @@ def test_a_metric_object_that_computes_several_numbers():
     module = in_validation(lambda module, *_: module.log("confusion", confusion))
     message = r"'confusion'\) got computes a tensor of shape \(2, 2\); expected one number"
     with pytest.raises(ModuleError, match=message):
-        Trainer(**QUIET).validate(module, batches(1))
+        quiet_trainer().validate(module, batches(1))
 
 
 def test_a_metric_that_was_updated_only_has_no_value_of_a_step():
@@ -732,7 +732,7 @@ def test_values_of_two_ranks():
     loaders = DataLoader(torch.ones(8, 4), batch_size=2), DataLoader(TensorDataset(data), batch_size=2)
 
     def train():
-        trainer = Trainer(**{**QUIET, "max_epochs": 1}, strategy="ddp", devices=2)
+        trainer = quiet_trainer(max_epochs=1, strategy="ddp", devices=2)
         trainer.fit(Ranked(), *loaders)
         return values_of(trainer)
 
@@ -769,7 +769,7 @@ def test_a_value_that_one_rank_logs_is_named_once():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for num_samples in (8, 1):
-                trainer = Trainer(**{**QUIET, "max_epochs": 2}, strategy="ddp", devices=2)
+                trainer = quiet_trainer(max_epochs=2, strategy="ddp", devices=2)
                 validation = DataLoader(torch.ones(num_samples), batch_size=2)
                 trainer.fit(Alone(), DataLoader(torch.ones(4, 4), batch_size=2), validation)
         return [str(warning.message).partition(":")[0] for warning in caught]
@@ -785,4 +785,4 @@ def test_a_value_that_one_rank_logs_is_named_once():
 def test_a_batch_may_be_a_nested_tensor():
     nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
     module = log_in_validation(reduce_fx="max")
-    assert Trainer(**QUIET).validate(module, [nested]) == [{"value": 0.0}]
+    assert quiet_trainer().validate(module, [nested]) == [{"value": 0.0}]

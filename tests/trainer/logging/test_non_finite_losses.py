@@ -9,10 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from core import Callback, Logger, NonFiniteLossError, Trainer
+from core import Callback, Logger, NonFiniteLossError
 from core.callbacks import ModelCheckpoint, RichProgressBar
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import Net, batches, quiet_trainer
 
 
 class Silent(Logger):
@@ -37,7 +37,7 @@ class Diverging(Net):
 
 
 def fit(module, *, validation=None, **options):
-    trainer = Trainer(**{**QUIET, "max_epochs": 2, **options})
+    trainer = quiet_trainer(**{"max_epochs": 2, **options})
     trainer.fit(module, batches(4), validation)
     return trainer
 
@@ -139,7 +139,7 @@ def test_what_to_go_on_from_is_finite_and_from_before(tmp_path, capsys, storage)
     def told_to(save_top_k, ckpt_path=None):
         saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=save_top_k)
         options = {"callbacks": saver, "enable_checkpointing": True, "plugins": storage()}
-        Trainer(**QUIET | {"max_epochs": 2, **options}).fit(LostAt(), batches(4), ckpt_path=ckpt_path)
+        quiet_trainer(**{"max_epochs": 2, **options}).fit(LostAt(), batches(4), ckpt_path=ckpt_path)
         return capsys.readouterr().err.partition("useless. ")[2]
 
     path = str(tmp_path / "step=2.ckpt")
@@ -158,7 +158,7 @@ def test_the_loss_of_a_validation():
     seen = "The logged loss 'Val_Loss' is nan, seen at step"
     [message] = told(Validating(), validation=batches(1), num_sanity_val_steps=1)
     assert message.startswith(f"{seen} 0, in epoch 0.")
-    trainer = Trainer(**QUIET)
+    trainer = quiet_trainer()
     for _ in range(2):  # in each stage
         with pytest.warns(UserWarning, match=seen):
             trainer.validate(Validating(), batches(1))

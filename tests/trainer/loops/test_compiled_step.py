@@ -12,12 +12,11 @@ from core import (
     ConfigurationError,
     Fabric,
     StepOutput,
-    Trainer,
     UnsupportedError,
 )
 from core.callbacks import EMA, LambdaCallback, ModelCheckpoint
 from core.strategies import SingleDeviceStrategy
-from support.small_nets import QUIET, Net
+from support.small_nets import Net, quiet_trainer
 
 UPDATES, ACCUMULATED = 2, 3
 
@@ -104,7 +103,7 @@ def saves_and_stops(path, num_batches):
 
 def fit(strategy, *, module=None, ckpt_path=None, make=lambda loader: loader, **options):
     data = torch.randn(48, 4, generator=torch.Generator().manual_seed(1))
-    trainer = Trainer(strategy=strategy, **{"max_epochs": 2, **QUIET, **options})
+    trainer = quiet_trainer(strategy=strategy, **{"max_epochs": 2, **options})
     module = module or Learning()
     torch.manual_seed(5)
     trainer.fit(module, make(DataLoader(TensorDataset(data), batch_size=4, shuffle=True)), ckpt_path=ckpt_path)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from core import Capability, Trainer
+from core import Capability
 from core.strategies import SingleDeviceStrategy
-from support.small_nets import QUIET, Net
+from support.small_nets import Net, fit
 
 
 class InThrees(SingleDeviceStrategy):
@@ -35,6 +35,5 @@ class Manual(Net):
 
 @pytest.mark.parametrize("kind", [Net, Own, Manual])
 def test_global_step_follows_the_run_and_may_pass_the_limit(kind):
-    trainer = Trainer(strategy=InThrees(), max_steps=4, max_epochs=-1, **QUIET)
-    trainer.fit(kind(), [torch.ones(1, 4)] * 8)
+    trainer = fit(kind(), [torch.ones(1, 4)] * 8, strategy=InThrees(), max_steps=4, max_epochs=-1)
     assert (trainer.global_step, trainer.progress.total_batches) == (6, 2)

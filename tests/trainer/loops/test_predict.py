@@ -1,5 +1,4 @@
 import pytest
-import torch
 from torch import nn
 
 from core import Callback, Module, ModuleError
@@ -41,20 +40,6 @@ def test_the_default_calls_the_module(tmp_path):
     assert module.training
 
 
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    [
-        (lambda self, batch: (batch[0],), (2,)),
-        (lambda self, batch, batch_idx: (batch[0], batch_idx), (2, 1)),
-        (lambda self, batch, batch_idx, dataloader_idx=0: (batch[0], batch_idx, dataloader_idx), (2, 1, 1)),
-    ],
-)
-def test_arguments_at_the_end_may_be_left_out(tmp_path, monkeypatch, step, expected):
-    monkeypatch.setattr(Recorder, "predict_step", step)
-    _, (_, last) = make_trainer(tmp_path).predict(Recorder(tmp_path), [loader(4), loader(4)])
-    assert last == expected
-
-
 def test_hooks_come_in_order(tmp_path):
     calls = []
 
@@ -71,22 +56,6 @@ def test_hooks_come_in_order(tmp_path):
     assert calls[:2] == ["on_predict_start", "on_predict_epoch_start"]
     assert calls[2:6] == ["batch 0 of 0", [0, 10], "batch 1 of 0", [20, 30]]
     assert calls[6:] == ["on_predict_epoch_end", "on_predict_end"]
-
-
-def test_weights_of_a_checkpoint_in_its_precision(tmp_path):
-    class Product(Recorder):
-        def predict_step(self, batch):
-            return self.layer(batch.float()[:, None])
-
-    trained = Product(tmp_path)
-    trainer = make_trainer(tmp_path)
-    trainer.fit(trained, loader())
-    trainer.save_checkpoint(tmp_path / "a.ckpt")
-    other = Product(tmp_path)
-    again = make_trainer(tmp_path, precision="bf16-mixed")
-    (prediction,) = again.predict(other, loader(2), ckpt_path=tmp_path / "a.ckpt")
-    assert torch.equal(other.layer.weight, trained.layer.weight)
-    assert prediction.dtype is torch.bfloat16
 
 
 def test_a_module_that_cannot_predict(tmp_path):

@@ -7,15 +7,15 @@ from torch.amp import GradScaler
 from torch.optim import LBFGS, SGD, AdamW
 from torch.optim.lr_scheduler import StepLR
 
-from core import Capability, ModuleError, Trainer, UnsupportedError
+from core import Capability, ModuleError, UnsupportedError
 from core.callbacks import LambdaCallback
 from core.precision import MixedPrecision
 from core.strategies import SingleDeviceStrategy
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import Net, batches, quiet_trainer
 
 
 def fit(module, **options):
-    trainer = Trainer(**{**QUIET, "max_epochs": 1, **options})
+    trainer = quiet_trainer(**{"max_epochs": 1, **options})
     trainer.fit(module, batches(4))
     return trainer
 
@@ -87,7 +87,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
 
     module, resumed = seeded(), Pair()
     fit(module, callbacks=LambdaCallback(on_train_batch_end=save), max_epochs=2)
-    trainer = Trainer(**QUIET, max_epochs=2)
+    trainer = quiet_trainer(max_epochs=2)
     trainer.fit(resumed, batches(4), ckpt_path=tmp_path / "three")
     assert trainer.global_step == 8
     assert all(map(torch.equal, resumed.parameters(), module.parameters()))

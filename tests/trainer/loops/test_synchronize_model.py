@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from core import Fabric, Trainer
+from core import Fabric
 from core.callbacks import LambdaCallback
 from core.strategies import SingleDeviceStrategy
-from support.small_nets import QUIET, At, Net, batches
+from support.small_nets import At, Net, batches, fit, quiet_trainer
 
 
 @pytest.fixture
@@ -39,8 +39,7 @@ class Validated(Net):
 
 
 def test_before_validation_and_when_training_ends_and_before_a_late_checkpoint(events, strategy, notes, tmp_path):
-    trainer = Trainer(**QUIET, strategy=strategy, callbacks=notes, max_epochs=1)
-    trainer.fit(Validated(), batches(2), batches(1))
+    trainer = fit(Validated(), batches(2), batches(1), strategy=strategy, callbacks=notes)
     assert events == ["step", "step", "synchronize", "validation", "synchronize", "end"]
     trainer.save_checkpoint(tmp_path / "late.ckpt")
     assert events[6:] == ["synchronize", "save"]
@@ -48,7 +47,7 @@ def test_before_validation_and_when_training_ends_and_before_a_late_checkpoint(e
 
 def test_callbacks_write_what_holds_afterwards(events, strategy, notes, tmp_path):
     saves = At("on_train_batch_end", lambda module: module.trainer.save_checkpoint(tmp_path / "now.ckpt"))
-    Trainer(**QUIET, strategy=strategy, callbacks=[saves, notes], max_steps=1).fit(Net(), batches(2))
+    quiet_trainer(strategy=strategy, callbacks=[saves, notes], max_steps=1).fit(Net(), batches(2))
     assert events == ["synchronize", "save", "step", "synchronize", "end"]
 
 

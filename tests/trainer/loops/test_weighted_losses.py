@@ -4,18 +4,18 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from core import Callback, Fabric, ModuleError, Trainer
+from core import Callback, Fabric, ModuleError
 from core.callbacks import LambdaCallback
 from core_testing import in_one_process
 from support.global_batches import close
-from support.small_nets import QUIET, At
+from support.small_nets import At, quiet_trainer
 from trainer.loops.items import Net, Samples, by_hand, weights_of
 
 pytestmark = pytest.mark.numbers
 
 
 def fit(module, *, batch_size=2, window=1, **options):
-    trainer = Trainer(**{**QUIET, "max_epochs": 2, "accumulate_grad_batches": window, **options})
+    trainer = quiet_trainer(**{"max_epochs": 2, "accumulate_grad_batches": window, **options})
     trainer.fit(module, DataLoader(Samples(), batch_size=batch_size))
     return trainer
 
@@ -227,7 +227,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path):
 
     whole, resumed = Net(), Net()
     fit(whole, window=3, callbacks=LambdaCallback(on_train_batch_end=save))
-    trainer = Trainer(**QUIET, max_epochs=2, accumulate_grad_batches=3)
+    trainer = quiet_trainer(max_epochs=2, accumulate_grad_batches=3)
     trainer.fit(resumed, DataLoader(Samples(), batch_size=2), ckpt_path=tmp_path / "two.ckpt")
     assert weights_of(resumed) == weights_of(whole)
     assert resumed.means == whole.means

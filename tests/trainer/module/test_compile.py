@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from core import Callback, Capability, ConfigurationError, Fabric, Module, Trainer, UnsupportedError
+from core import Callback, Capability, ConfigurationError, Fabric, Module, UnsupportedError
 from core.checkpoint import TorchCheckpointIO
 from core.session.equal_masks import HAS_EQUAL_MASKS
 from core.strategies import SingleDeviceStrategy
 from core_testing import Backend
-from support.small_nets import QUIET, At, batches
+from support.small_nets import At, batches, fit, quiet_trainer
 
 
 class Net(Module):
@@ -56,7 +56,7 @@ def save_at_end(path):
 
 
 def train(module, *, ckpt_path=None, **options):
-    trainer = Trainer(**{**QUIET, "max_epochs": 2, "plugins": TorchCheckpointIO(), **options})
+    trainer = quiet_trainer(**{"max_epochs": 2, "plugins": TorchCheckpointIO(), **options})
     trainer.fit(module, batches(3), batches(2), ckpt_path=ckpt_path)
     return trainer
 
@@ -142,15 +142,14 @@ def test_in_two_processes(options):
         (4, reference, {}),
     ):
         loader = torch.utils.data.DataLoader(torch.cat(batches(4)), batch_size)
-        Trainer(**QUIET, max_epochs=1, **others).fit(each, loader, loader)
+        fit(each, loader, loader, **others)
     assert_same_weights(module, reference)
 
 
 @pytest.mark.slow
 def test_spawned_workers_compile_too():
     module = torch.compile(SpawnedNet(), backend="eager")
-    trainer = Trainer(**{**QUIET, "max_epochs": 1}, strategy="ddp_spawn", devices=1)
-    trainer.fit(module, batches(2))
+    trainer = fit(module, batches(2), strategy="ddp_spawn", devices=1)
     assert trainer.global_step == 2
 
 
@@ -216,7 +215,7 @@ def test_parts_that_are_listed(counter):
 def test_an_unknown_region(region):
     message = f"compile has region={region!r}: expected 'units', or a list of layer classes and of names of classes or"
     with pytest.raises(ConfigurationError, match=re.escape(message)):
-        Trainer(**QUIET, compile={"region": region})
+        quiet_trainer(compile={"region": region})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import json
 import logging
 import pickle
 import re
-import signal
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from core.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from core.loggers import CSVLogger, flatten_names
 from core.strategies import SingleDeviceStrategy
 from support import small_nets
-from support.small_nets import QUIET, At
+from support.small_nets import quiet_trainer
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from-lightning.md"
 TYPED = """
@@ -58,7 +57,7 @@ class Fails(Net):
 
 
 def make(**options):
-    return Trainer(**{**QUIET, "max_epochs": 1, "num_sanity_val_steps": None, **options})
+    return quiet_trainer(**{"max_epochs": 1, "num_sanity_val_steps": None, **options})
 
 
 def data():
@@ -131,16 +130,6 @@ def test_attributes_within_a_run_and_after_it():
     assert trainer.state == ("fit", None, "finished")
     assert trainer.model is trainer.lightning_module is net
     assert set(trainer.logged_metrics) == {"loss"} < set(trainer.callback_metrics)
-
-
-@pytest.mark.parametrize(("number", "ends_by"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
-def test_the_attributes_after_a_signal(number, ends_by, capsys):
-    trainer = make(callbacks=At("on_train_batch_end", lambda module: signal.raise_signal(number)))
-    with pytest.raises(ends_by):
-        trainer.fit(Net(), data())
-    assert capsys.readouterr().err == f"{number.name} has stopped training after step 1. Nothing of it is saved.\n"
-    assert (trainer.interrupted, trainer.received_sigterm) == (True, number == signal.SIGTERM)
-    assert trainer.state == ("fit", None, "interrupted")
 
 
 def test_rank_zero_helpers(monkeypatch, caplog):

@@ -32,7 +32,7 @@ from core.strategies import SingleDeviceStrategy
 from core_testing import in_one_process
 from support import late_torchmetrics as torchmetrics
 from support.printed import lines_of
-from support.small_nets import QUIET, At, Net, batches
+from support.small_nets import At, Net, batches, fit, quiet_trainer
 
 
 class Sized(Net):
@@ -63,7 +63,7 @@ class Colour(enum.Enum):
 
 
 def train(module, path=None, **options):
-    trainer = Trainer(**{**QUIET, "max_epochs": 1, **options})
+    trainer = quiet_trainer(**{"max_epochs": 1, **options})
     trainer.fit(module, batches(2))
     if path is not None:
         trainer.save_checkpoint(path)
@@ -244,11 +244,11 @@ def test_weights_that_do_not_fit(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"does not fit Larger. Pass the arguments (.|\n)*Missing key"):
         Larger.load_from_checkpoint(path)
     with pytest.raises(CheckpointError, match="does not fit Larger"):
-        Trainer(**QUIET).validate(Larger(), batches(1), ckpt_path=path)
+        quiet_trainer().validate(Larger(), batches(1), ckpt_path=path)
     Larger.load_from_checkpoint(path, strict=False)
     monkeypatch.setattr(Larger, "strict_loading", False)
     Larger.load_from_checkpoint(path)
-    Trainer(**QUIET).validate(Larger(), batches(1), ckpt_path=path)
+    quiet_trainer().validate(Larger(), batches(1), ckpt_path=path)
 
 
 def test_the_modules_own_section(tmp_path):
@@ -291,7 +291,7 @@ def test_an_object_in_what_a_hook_adds_is_refused_by_its_path(place, path, added
         callback.on_save_checkpoint = lambda trainer, module, checkpoint: checkpoint.update(mine=[added])
     else:
         (callback if place == "callback's state" else data).state_dict = lambda: {"mine": [added]}
-    trainer = Trainer(**QUIET, max_epochs=1, callbacks=callback)
+    trainer = quiet_trainer(max_epochs=1, callbacks=callback)
     trainer.fit(module, datamodule=data)
     message = re.escape(path) + rf" is a .*{type(added).__name__}, which .* Save its state_dict\(\) instead"
     with pytest.raises(CheckpointError, match=message):
@@ -390,7 +390,7 @@ def test_parts_in_evaluation_mode_stay_there():
 
     module, modes = PartlyFrozen(), []
     module.frozen = nn.Dropout().eval()
-    Trainer(**QUIET, max_epochs=2).fit(module, batches(1), batches(1))
+    fit(module, batches(1), batches(1), max_epochs=2)
     assert modes == [(True, True, False), (False, False, False)] * 2
 
 
@@ -408,7 +408,7 @@ def test_all_gather_and_print(capsys):
 
     def validate():
         loader = torch.utils.data.DataLoader(torch.ones(2, 4))
-        Trainer(**QUIET, strategy="ddp", devices=2).validate(Gathering(), loader)
+        quiet_trainer(strategy="ddp", devices=2).validate(Gathering(), loader)
 
     in_one_process(validate)
     assert lines_of(capsys.readouterr().out) == ["ranks [0.0, 1.0]"]
@@ -424,8 +424,9 @@ def test_ranks_give_back_what_configure_model_has_built_where_the_strategy_wants
             nn.init.constant_(self.added.weight, 3.0)
 
     module, strategy = Built(), "ddp_fork_find_unused_parameters_true"
-    trainer = Trainer(**QUIET, strategy=strategy, devices=2, precision="bf16-true", max_epochs=1)
-    trainer.fit(module, torch.utils.data.DataLoader(torch.ones(4, 4)))
+    trainer = fit(
+        module, torch.utils.data.DataLoader(torch.ones(4, 4)), strategy=strategy, devices=2, precision="bf16-true"
+    )
     assert torch.equal(module.added.weight, torch.tensor([[3.0]], dtype=torch.bfloat16))
     assert trainer.global_step > 0
 
@@ -495,7 +496,7 @@ class KeepsTable(Net):
 
 def test_what_the_sanity_check_has_made_is_trained_with():
     module = KeepsTable()
-    Trainer(**{**QUIET, "num_sanity_val_steps": 1, "max_epochs": 1}).fit(module, batches(2), batches(1))
+    fit(module, batches(2), batches(1), num_sanity_val_steps=1)
     assert not module.table.is_inference()
 
 
@@ -504,7 +505,7 @@ def test_what_the_sanity_check_has_made_is_trained_with():
     [(False, nullcontext()), (True, pytest.raises(ModuleError, match="Pass inference_mode=False to the Trainer"))],
 )
 def test_what_an_evaluation_before_fit_has_made_is_trained_with_or_refused(inference_mode, outcome):
-    module, trainer = KeepsTable(), Trainer(**QUIET, max_epochs=1, inference_mode=inference_mode)
+    module, trainer = KeepsTable(), quiet_trainer(max_epochs=1, inference_mode=inference_mode)
     trainer.validate(module, batches(1))
     with outcome:
         trainer.fit(module, batches(2), batches(1))

@@ -8,13 +8,13 @@ from torch.amp import GradScaler
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
-from core import ModuleError, Trainer
+from core import ModuleError
 from core.precision import MixedPrecision
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import Net, batches, quiet_trainer
 
 
 def fit(module, *, num_batches=4, validation=None, **options):
-    trainer = Trainer(**{**QUIET, "max_epochs": 3, "limit_val_batches": 1.0 if validation else 0, **options})
+    trainer = quiet_trainer(**{"max_epochs": 3, "limit_val_batches": 1.0 if validation else 0, **options})
     trainer.fit(module, batches(num_batches), validation)
     return trainer
 

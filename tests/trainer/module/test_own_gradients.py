@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from core import Capability, Trainer
+from core import Capability
 from core.callbacks import LambdaCallback
 from core.strategies import SingleDeviceStrategy
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import Net, batches, quiet_trainer
 
 
 class Parted(SingleDeviceStrategy):
@@ -19,7 +19,7 @@ class ByHand(Net):
 
 
 def fit(strategy, module, *callbacks):
-    Trainer(**QUIET, strategy=strategy(), max_epochs=2, callbacks=[*callbacks]).fit(module(), batches())
+    quiet_trainer(strategy=strategy(), max_epochs=2, callbacks=[*callbacks]).fit(module(), batches())
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from core import Callback, Trainer
+from core import Callback
 from core.callbacks import LambdaCallback, ModelCheckpoint
 from core_testing import in_one_process
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import Net, batches, quiet_trainer
 
 
 def fit(*callbacks, data=None, **options):
     """Ten steps an epoch."""
-    trainer = Trainer(**{**QUIET, "devices": 1, "max_epochs": 4, "callbacks": list(callbacks), **options})
+    trainer = quiet_trainer(**{"devices": 1, "max_epochs": 4, "callbacks": list(callbacks), **options})
     trainer.fit(Net(), data or batches(10))
     return trainer
 
@@ -82,19 +82,6 @@ def test_time_is_over_for_all_ranks_at_once():
     assert first == second > 0
 
 
-@pytest.mark.parametrize("mistake", [ArithmeticError("own"), KeyboardInterrupt()])
-def test_an_exception_is_raised_unchanged_after_everybody_has_heard_of_it(mistake):
-    def fail(trainer):
-        raise mistake
-
-    callback = At(2, fail)
-    with pytest.raises(type(mistake)) as caught:
-        fit(callback)
-    assert caught.value is mistake
-    assert caught.value.__cause__ is None
-    assert (callback.exceptions, callback.ends) == ([mistake], ["fit"])
-
-
 def handlers():
     return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
@@ -102,14 +89,18 @@ def handlers():
 @pytest.mark.parametrize(
     ("number", "kind", "code"), [(signal.SIGINT, KeyboardInterrupt, 130), (signal.SIGTERM, SystemExit, 143)]
 )
-def test_a_signal_ends_it_after_the_step_with_a_code(number, kind, code):
-    before, callback, steps = handlers(), At(2, lambda trainer: signal.raise_signal(number)), []
+def test_a_signal_ends_it_after_the_step_with_a_code(number, kind, code, capsys):
+    before, callback, trainers = handlers(), At(2, lambda trainer: signal.raise_signal(number)), []
     with pytest.raises(kind) as caught:
-        fit(callback, LambdaCallback(teardown=lambda trainer, *_: steps.append(trainer.global_step)))
+        fit(callback, LambdaCallback(teardown=lambda trainer, *_: trainers.append(trainer)))
+    (trainer,) = trainers
     assert isinstance(caught.value, KeyboardInterrupt) is (number == signal.SIGINT)
     assert caught.value.code == code
-    assert (callback.exceptions, steps) == ([caught.value], [2])
+    assert (callback.exceptions, trainer.global_step) == ([caught.value], 2)
     assert handlers() == before
+    assert (trainer.interrupted, trainer.received_sigterm) == (True, number == signal.SIGTERM)
+    assert trainer.state == ("fit", None, "interrupted")
+    assert capsys.readouterr().err == f"{number.name} has stopped training after step 2. Nothing of it is saved.\n"
 
 
 @pytest.mark.parametrize("hook", ["setup", "on_fit_start", "on_train_end"])
@@ -121,14 +112,11 @@ def test_where_no_step_is_near_a_signal_ends_it_too(hook):
     assert (caught.value.code, ends) == (143, ["fit"])
 
 
-@pytest.mark.parametrize("saves", [True, False])
-def test_a_line_says_whether_a_stopped_run_can_go_on(tmp_path, capsys, saves):
-    callbacks = [ModelCheckpoint(tmp_path, "it", every_n_train_steps=1)] if saves else []
+def test_a_line_says_from_where_a_stopped_run_can_go_on(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        fit(*callbacks, At(2, interrupt), enable_checkpointing=saves)
+        fit(ModelCheckpoint(tmp_path, "it", every_n_train_steps=1), At(2, interrupt), enable_checkpointing=True)
     after = f"The newest checkpoint holds step 2: ckpt_path='{tmp_path}/it.ckpt' goes on from it."
-    what_is_saved = after if saves else "Nothing of it is saved."
-    assert f"SIGTERM has stopped training after step 2. {what_is_saved}\n" in capsys.readouterr().err
+    assert f"SIGTERM has stopped training after step 2. {after}\n" in capsys.readouterr().err
 
 
 def test_handlers_come_back_and_those_of_the_user_stay():

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from core import Callback, CheckpointError, ConfigurationError, DataModule, WorkerError
+from core import CheckpointError, ConfigurationError, DataModule, WorkerError
 from core.callbacks import LambdaCallback
 from trainer.recording import (
     Numbers,
@@ -18,65 +18,12 @@ from trainer.recording import (
 )
 
 
-class Steps(Callback):
-    """After which batches the optimizer has stepped."""
-
-    def __init__(self):
-        self.at = []
-
-    def on_before_zero_grad(self, trainer, module, optimizer):
-        self.at.append(trainer.progress.total_batches + 1)
-
-
-class Optimist(IterableDataset):
-    def __len__(self):
-        return 8
-
-    def __iter__(self):
-        return iter(range(3))
-
-
-@pytest.mark.parametrize(
-    ("data", "options", "steps"),
-    [
-        (loader(5, 1), {"max_epochs": 2}, [2, 4, 5, 7, 9, 10]),
-        (stream(5, 1), {"max_epochs": 2}, [2, 4, 5, 7, 9, 10]),
-        (stream(6, 1), {"limit_train_batches": 10, "accumulate_grad_batches": 4}, [4, 6]),
-        (DataLoader(Optimist(), batch_size=1), {}, [2, 3]),
-    ],
-    ids=["sized", "unsized", "limited", "promises too much"],
-)
-def test_the_last_window_of_an_epoch_may_be_short(tmp_path, data, options, steps):
-    stepped = Steps()
-    trainer = make_trainer(tmp_path, **{"accumulate_grad_batches": 2, **options}, callbacks=stepped)
-    trainer.fit(Recorder(tmp_path), data)
-    assert stepped.at == steps
-    assert trainer.global_step == len(steps)
-
-
 def test_a_save_in_the_last_short_window_is_made_at_once(tmp_path):
     there = []
     looks = LambdaCallback(on_train_batch_end=lambda *_: there.append((tmp_path / "end.ckpt").exists()))
     callbacks = [SaveAt(tmp_path / "end.ckpt", 3), looks]
     make_trainer(tmp_path, accumulate_grad_batches=2, callbacks=callbacks).fit(Recorder(tmp_path), stream(3, 1))
     assert there == [False, False, True]
-
-
-def test_nothing_is_fetched_ahead_without_accumulation(tmp_path):
-    fetched = []
-
-    def generate():
-        for number in range(3):
-            fetched.append(number)
-            yield torch.tensor([number])
-
-    class Watching(Recorder):
-        def training_step(self, batch, batch_idx):
-            assert fetched[-1] == batch_idx
-            return super().training_step(batch, batch_idx)
-
-    make_trainer(tmp_path).fit(Watching(tmp_path), generate())
-    assert fetched == [0, 1, 2]
 
 
 def test_a_generator_is_empty_in_the_second_epoch(tmp_path):

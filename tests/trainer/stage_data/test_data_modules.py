@@ -110,7 +110,9 @@ def test_it_may_stand_in_the_place_of_loaders(tmp_path, stage):
     assert trainer.datamodule is data
 
 
-def test_two_ranks_prepare_once_and_share_its_samples(tmp_path):
+@pytest.mark.parametrize("per_node", [True, False])
+def test_two_ranks_prepare_once_and_share_its_samples(tmp_path, monkeypatch, per_node):
+    monkeypatch.setattr(Data, "prepare_data_per_node", per_node)
     on_two(tmp_path, lambda trainer: trainer.fit(Validating(tmp_path), datamodule=Data(tmp_path)))
     assert seen(tmp_path, "calls", 0) == ["prepare_data", "setup fit True", "train_dataloader", "teardown fit"]
     assert seen(tmp_path, "calls", 1) == ["setup fit True", "train_dataloader", "teardown fit"]
@@ -239,15 +241,6 @@ def test_whose_loaders_are_read(tmp_path, arguments, expected):
     make_trainer(tmp_path).fit(OwnData(tmp_path), **arguments)
     assert seen(tmp_path) == [expected]
     assert seen(tmp_path, "validation") == [[30, 31]]
-
-
-def test_prepare_data_once_for_shared_storage(tmp_path):
-    class Shared(Data):
-        prepare_data_per_node = False
-
-    on_two(tmp_path, lambda trainer: trainer.test(Recorder(tmp_path), datamodule=Shared(tmp_path)))
-    assert seen(tmp_path, "calls", 0)[0] == "prepare_data"
-    assert seen(tmp_path, "calls", 1)[0] == "setup test True"
 
 
 def test_no_validation_step_leaves_the_hook_alone(tmp_path):

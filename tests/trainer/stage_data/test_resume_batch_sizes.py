@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
 
-from core import CheckpointError, CombinedLoader, Trainer
+from core import CheckpointError, CombinedLoader
 from core_testing import in_one_process
-from support.small_nets import QUIET, Net
+from support.small_nets import Net, fit, quiet_trainer
 
 NUM_SAMPLES = 32
 
@@ -61,7 +61,7 @@ class Seeing(Net):
 
 def train(loader, path, *, strategy="auto", devices=1, **options):
     """Returns the samples that this rank sees. Without `max_steps` it goes on from `path`, else it saves there."""
-    trainer = Trainer(**{**QUIET, "max_epochs": 1, "strategy": strategy, "devices": devices, **options})
+    trainer = quiet_trainer(**{"max_epochs": 1, "strategy": strategy, "devices": devices, **options})
     module = Seeing()
     stops = "max_steps" in options
     trainer.fit(module, loader, ckpt_path=None if stops else path)
@@ -119,8 +119,7 @@ MORE = DataLoader([sample(index) for index in range(NUM_SAMPLES + 4)], batch_siz
 
 @pytest.mark.parametrize(("kind", "after"), [("stream", LOADERS["stream"](8)), ("map", MORE)])
 def test_between_epochs_batches_and_data_may_have_another_size(tmp_path, kind, after):
-    trainer = Trainer(max_epochs=1, **QUIET)
-    trainer.fit(Seeing(), LOADERS[kind](4))
+    trainer = fit(Seeing(), LOADERS[kind](4))
     trainer.save_checkpoint(tmp_path / "c")
     assert len(train(after, tmp_path / "c", max_epochs=2)) == (NUM_SAMPLES + 4 if after is MORE else NUM_SAMPLES)
 

@@ -8,7 +8,7 @@ import torch
 
 from core import Callback, CheckpointError, Trainer
 from core.callbacks import ModelCheckpoint
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import QUIET, Net, batches, quiet_trainer
 
 
 class Logging(Net):
@@ -111,7 +111,7 @@ def test_past_a_limit_is_an_error(tmp_path, limits, message):
     fit(tmp_path, max_epochs=2)
     module = Logging()
     before = module.layer.weight.clone()
-    trainer = Trainer(**{**QUIET, "logger": True, "enable_checkpointing": True, "default_root_dir": tmp_path, **limits})
+    trainer = quiet_trainer(**{"logger": True, "enable_checkpointing": True, "default_root_dir": tmp_path, **limits})
     (path,) = (tmp_path / "core_logs" / "version_0" / "checkpoints").glob("*.ckpt")
     with pytest.raises(CheckpointError, match=message):
         trainer.fit(module, batches(), ckpt_path=path)

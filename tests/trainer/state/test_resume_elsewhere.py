@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from core import Callback, Trainer
+from core import Callback
 from core.callbacks import ModelCheckpoint
 from core.contract import CheckpointNotFoundError, ConfigurationError
 from core.data import seed_samples, set_epoch, shard_loader
 from core_testing import in_one_process
 from support import late_torchmetrics as torchmetrics
 from support.resuming import Case, Net, Samples, SaveAlways, count_batches, sgd_by_epoch, train
-from support.small_nets import QUIET
+from support.small_nets import quiet_trainer
 from support.tiny import Tiny, loader, make_trainer
 
 
@@ -87,7 +87,7 @@ def test_samples_are_augmented_otherwise_in_each_epoch_and_alike_in_each_run():
 
 def test_samples_of_a_stream_cannot_be_seeded():
     with pytest.raises(ConfigurationError, match="seed_samples=True needs a DataLoader over a map-style data set"):
-        Trainer(**QUIET, limit_val_batches=0, seed_samples=True).fit(Net(sgd), [[torch.ones(2, 3), torch.ones(2, 1)]])
+        quiet_trainer(limit_val_batches=0, seed_samples=True).fit(Net(sgd), [[torch.ones(2, 3), torch.ones(2, 1)]])
 
 
 # how a run stops -----------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_a_limit_within_an_epoch_leaves_the_rest_of_it_to_be_done(tmp_path, max_
 
 
 def test_what_an_unfinished_epoch_has_logged_is_there_to_see(tmp_path):
-    trainer, module = Trainer(**QUIET, max_steps=3, limit_val_batches=0), Net(sgd)
+    trainer, module = quiet_trainer(max_steps=3, limit_val_batches=0), Net(sgd)
     trainer.fit(module, DataLoader(Samples(), batch_size=4))
     losses = [event[3] for event in module.events]
     assert trainer.callback_metrics["train_loss_epoch"].item() == pytest.approx(sum(losses) / 3)
@@ -223,7 +223,7 @@ def test_last_goes_on_with_an_earlier_run_of_the_same_command(tmp_path, logger, 
 
 
 def test_a_second_fit_without_a_checkpoint_begins_its_epoch_anew():
-    trainer, module = Trainer(**QUIET, max_steps=3, limit_val_batches=0), Net(sgd)
+    trainer, module = quiet_trainer(max_steps=3, limit_val_batches=0), Net(sgd)
     trainer.fit(module, DataLoader(Samples(), batch_size=4))
     trainer.options = dataclasses.replace(trainer.options, max_steps=8)
     trainer.fit(module, DataLoader(Samples(), batch_size=4))

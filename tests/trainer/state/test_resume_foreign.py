@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
 import core
-from core import Fabric, Trainer
+from core import Fabric
 from core.checkpoint import load_checkpoint
 from core.contract import CheckpointCorruptedError, CheckpointError
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import Net, batches, quiet_trainer
 
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 
@@ -27,7 +27,7 @@ def fit(optimizer, *, plugins=None, path=None, ckpt_path=None):
 
     net = Trained()
     weight = net.layer.weight.clone()
-    trainer = Trainer(max_epochs=1 if ckpt_path is None else 2, plugins=plugins, **QUIET)
+    trainer = quiet_trainer(max_epochs=1 if ckpt_path is None else 2, plugins=plugins)
     try:
         trainer.fit(net, DataLoader(torch.cat(batches()), batch_size=2), ckpt_path=ckpt_path)
     except CheckpointError:

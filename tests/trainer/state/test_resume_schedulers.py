@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 from core import CheckpointError, Trainer
 from core.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
 from core.checkpoint import TorchCheckpointIO
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import QUIET, Net, batches, fit
 
 SAVING = {"enable_checkpointing": True}
 
@@ -73,15 +73,13 @@ class Scheduled(Net):
 
 
 def saved_by(path, *makers, **options):
-    trainer = Trainer(max_epochs=1, **QUIET, **options)
-    trainer.fit(Scheduled(*makers), batches())
+    trainer = fit(Scheduled(*makers), **options)
     trainer.save_checkpoint(path)
     return path
 
 
 def go_on(path, *makers, **options):
-    trainer = Trainer(max_epochs=2, **QUIET, **options)
-    trainer.fit(Scheduled(*makers), batches(), ckpt_path=path)
+    trainer = fit(Scheduled(*makers), ckpt_path=path, max_epochs=2, **options)
     return trainer
 
 

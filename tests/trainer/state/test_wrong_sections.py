@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from core import Callback, Trainer
+from core import Callback
 from core.checkpoint import load_checkpoint
 from core.contract import CheckpointError
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import Net, batches, quiet_trainer
 
 
 class Counting(Callback):
@@ -32,7 +32,7 @@ class Trained(Net):
 
 def fit(path, *, goes_on):
     net = Trained()
-    trainer = Trainer(max_epochs=1 + goes_on, plugins="torch", callbacks=[Counting()], **QUIET)
+    trainer = quiet_trainer(max_epochs=1 + goes_on, plugins="torch", callbacks=[Counting()])
     trainer.fit(net, DataLoader(torch.cat(batches()), batch_size=2), ckpt_path=path if goes_on else None)
     if not goes_on:
         trainer.save_checkpoint(path)
@@ -105,7 +105,7 @@ def test_random_numbers_of_a_wrong_type_are_told_when_they_are_loaded(saved, tmp
         random = random.setdefault(key, copy.deepcopy(random))
     random[name] = wrong
     torch.save(state, path)
-    trainer = Trainer(max_epochs=2, plugins="torch", callbacks=[Counting()], **QUIET)
+    trainer = quiet_trainer(max_epochs=2, plugins="torch", callbacks=[Counting()])
     with pytest.raises(CheckpointError, match="its ranks is something that can't be restored"):
         trainer.fit(TakingNone(), DataLoader(torch.cat(batches()), batch_size=2), ckpt_path=path)
 
@@ -152,4 +152,4 @@ def test_an_evaluation_tells_of_what_is_in_the_place_of_a_weight(saved, tmp_path
     torch.save(state, tmp_path / "wrong.pt")
     kind = type(wrong).__name__
     with pytest.raises(CheckpointError, match=rf"has {kind} .* at state\['model'\]\['layer.weight'\], where a tensor"):
-        Trainer(plugins="torch", **QUIET).predict(Trained(), DataLoader(batches()[0]), ckpt_path=tmp_path / "wrong.pt")
+        quiet_trainer(plugins="torch").predict(Trained(), DataLoader(batches()[0]), ckpt_path=tmp_path / "wrong.pt")

@@ -8,7 +8,7 @@ from core.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from core.checkpoint import newest_valid
 from core.profilers import SimpleProfiler
 from core.strategies import SingleDeviceStrategy
-from support.small_nets import QUIET, Net, batches
+from support.small_nets import QUIET, Net, batches, fit
 from trainer.recording import Recorder, Validating, loader, make_parallel_trainer, make_trainer, seen
 
 MODES = ("training", "validating", "testing", "predicting", "sanity_checking")
@@ -111,8 +111,7 @@ class WithTestStep(Net):
 
 
 def test_a_setup_that_does_its_own_part_only():
-    trainer = Trainer(strategy=WithoutSuper(), max_epochs=1, **QUIET)
-    trainer.fit(Net(), batches())
+    trainer = fit(Net(), strategy=WithoutSuper())
     assert trainer.global_step == 3
     assert trainer.test(WithTestStep(), batches()) == [{}]
     assert trainer.strategy.calls == 2
@@ -127,7 +126,7 @@ def test_a_setup_of_another_module():
         r"Net was not set up with this Other, which has set up Linear\. .*ends in super\(\)\.setup\(trainer\), or calls"
     )
     with pytest.raises(ConfigurationError, match=message):
-        Trainer(strategy=Other(), max_epochs=1, **QUIET).fit(Net(), batches())
+        fit(Net(), strategy=Other())
 
 
 @pytest.mark.parametrize("kind", [Strategy, SingleDeviceStrategy])

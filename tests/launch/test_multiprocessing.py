@@ -10,21 +10,6 @@ import pytest
 
 METHODS = ["spawn", "fork", "forkserver"]
 
-WORK = """
-import torch
-
-def work(environment, model=None):
-    join(environment)
-    total = torch.tensor([environment.global_rank() + 1])
-    dist.all_reduce(total)
-    if model is not None:
-        with torch.no_grad():
-            model.weight += environment.global_rank()
-        dist.barrier()
-    dist.destroy_process_group()
-    return {"rank": environment.global_rank(), "total": total, "model": model}
-"""
-
 
 @pytest.fixture
 def own_temporary_directory(monkeypatch):
@@ -41,8 +26,22 @@ def left_in(folder):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_result_of_rank_0_comes_back(program, own_temporary_directory, method):
+    work = """
+import torch
+
+def work(environment, model=None):
+    join(environment)
+    total = torch.tensor([environment.global_rank() + 1])
+    dist.all_reduce(total)
+    if model is not None:
+        with torch.no_grad():
+            model.weight += environment.global_rank()
+        dist.barrier()
+    dist.destroy_process_group()
+    return {"rank": environment.global_rank(), "total": total, "model": model}
+"""
     done = program(
-        WORK
+        work
         + """
 if __name__ == "__main__":
     model = torch.nn.Linear(2, 2)

@@ -6,7 +6,16 @@ from core import Absent, Found
 from core.cluster import TorchElasticEnvironment
 from core.contract.rank_variables import rank_variables
 
-SHOW = """
+
+@pytest.mark.parametrize(
+    ("launcher", "outside"),
+    [
+        ("SubprocessScriptLauncher()", ["outside 0 0 2 2 0", "outside 1 1 2 2 0"]),
+        ("MultiprocessingLauncher('fork')", ["outside None None None None None"]),
+    ],
+)
+def test_each_rank_has_its_own(program, launcher, outside, monkeypatch):
+    show = """
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK")
 
 def show():
@@ -21,19 +30,9 @@ if __name__ == "__main__":
     launcher.launch(work, launcher.cluster_environment)
     say("outside", *show())
 """
-
-
-@pytest.mark.parametrize(
-    ("launcher", "outside"),
-    [
-        ("SubprocessScriptLauncher()", ["outside 0 0 2 2 0", "outside 1 1 2 2 0"]),
-        ("MultiprocessingLauncher('fork')", ["outside None None None None None"]),
-    ],
-)
-def test_each_rank_has_its_own(program, launcher, outside, monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK"):
         monkeypatch.delenv(name, raising=False)
-    done = program(SHOW.format(launcher=launcher)).finish()
+    done = program(show.format(launcher=launcher)).finish()
     assert done.code == 0, done.errors
     ranks = ["rank 0 0 0 2 2 0", "rank 1 1 1 2 2 0"]
     assert sorted(done.output.splitlines()) == sorted([*ranks, *ranks, *outside])

@@ -96,13 +96,6 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, resource.RLIM_INFINITY))
 make(logger=True, log_every_n_steps=1).fit(Logs(), data())
 """
 
-LOST_AT_EXIT = """
-from core import Fabric
-import resource
-fabric = Fabric(accelerator="cpu", plugins="async")
-resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, resource.RLIM_INFINITY))
-fabric.save("last.ckpt", {"net": fabric.setup(torch.nn.Linear(100, 100))})
-"""
 
 MISTAKES = {
     "a misspelt strategy": ("make(strategy='dpp', devices=2)", "Did you mean 'dp' or 'ddp'?"),
@@ -153,7 +146,14 @@ def test_a_mistake_is_shown_in_few_lines_with_its_cause(show, source, cause):
 
 
 def test_a_save_that_fails_as_the_program_ends_is_told_in_few_lines(show):
-    lines = show(LOST_AT_EXIT).splitlines()
+    lost_at_exit = """
+from core import Fabric
+import resource
+fabric = Fabric(accelerator="cpu", plugins="async")
+resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, resource.RLIM_INFINITY))
+fabric.save("last.ckpt", {"net": fabric.setup(torch.nn.Linear(100, 100))})
+"""
+    lines = show(lost_at_exit).splitlines()
     assert len(lines) <= MAX_LINES, "\n".join(lines)
     assert "last.ckpt' can't be written: File too large" in lines[-1]
 

@@ -75,7 +75,9 @@ def test_filters_go_on_working(program):
     assert always["UserWarning: in the script"] == 1
 
 
-AGAIN = """
+@pytest.mark.parametrize(("whose", "count"), [("ours", 2), ("theirs", 3)])
+def test_python_shows_again_only_what_is_always_shown(tmp_path, whose, count):
+    again = """
 import logging, sys, warnings
 def warn():
     warnings.warn("the same")
@@ -88,11 +90,7 @@ for action in ("default", "default", "always", "ignore"):
     warnings.simplefilter(action)
     warn()
 """
-
-
-@pytest.mark.parametrize(("whose", "count"), [("ours", 2), ("theirs", 3)])
-def test_python_shows_again_only_what_is_always_shown(tmp_path, whose, count):
-    (tmp_path / "again.py").write_text(AGAIN)
+    (tmp_path / "again.py").write_text(again)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
     errors = programs.run([sys.executable, tmp_path / "again.py", whose], cwd=tmp_path, env=environment).stderr
     lines = [line for line in errors.splitlines() if "UserWarning" in line]
@@ -161,23 +159,20 @@ def test_a_category_that_the_main_process_does_not_know_is_shown_as_its_base(tmp
     assert given("a").category is FutureWarning
 
 
-NOISY = """import warnings
-
-def work():
-    warnings.warn("too warm")
-"""
-
-CALLING = """from core import Fabric
+def test_a_warning_of_cores_own_line_quotes_the_users(tmp_path):
+    calling = """from core import Fabric
 from core_noisy import work
 
 fabric = Fabric(accelerator="cpu")
 work()
 """
+    noisy = """import warnings
 
-
-def test_a_warning_of_cores_own_line_quotes_the_users(tmp_path):
-    (tmp_path / "core_noisy.py").write_text(NOISY)
-    (tmp_path / "script.py").write_text(CALLING)
+def work():
+    warnings.warn("too warm")
+"""
+    (tmp_path / "core_noisy.py").write_text(noisy)
+    (tmp_path / "script.py").write_text(calling)
     done = programs.run([sys.executable, tmp_path / "script.py"], cwd=tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stderr == f"{tmp_path / 'script.py'}:5: UserWarning: too warm\n  work()\n"

@@ -141,26 +141,6 @@ def test_a_killed_rank_ends_the_run(program, victim):
     assert "the script went on" not in done.output
 
 
-def test_the_traceback_of_the_rank_that_failed_comes_first(program):
-    done = program("""
-        def work(environment):
-            import torch
-            join(environment)
-            if environment.global_rank() == 1:
-                raise ValueError("boom in rank 1")
-            dist.all_reduce(torch.ones(1))
-
-        launcher = connected(SubprocessScriptLauncher())
-        launcher.launch(work, launcher.cluster_environment)
-        """).finish()
-    assert done.code == 1
-    first = done.errors.index('raise ValueError("boom in rank 1")')
-    assert (
-        done.errors.index("Traceback") < first < done.errors.index("WorkerError: Rank 1 failed with ValueError: boom")
-    )
-    assert done.errors.count('raise ValueError("boom in rank 1")') == 1, "it is told once"
-
-
 def test_a_worker_error_can_be_caught_and_carries_what_is_known(program):
     done = program("""
         from core.contract import WorkerError

@@ -89,7 +89,10 @@ def test_a_version_that_is_there_is_continued(tmp_path):
     assert [row["loss"] for row in rows(logger)] == ["1.0", "", "3.0"]
 
 
-RUN = """
+@pytest.mark.parametrize("version", ["None", "same"])
+def test_two_runs_at_once_lose_no_row(tmp_path, version):
+    """They get a folder each, or share the one that both were given."""
+    source = """
 import sys
 from core.loggers import CSVLogger
 logger = CSVLogger(sys.argv[1], version=None if sys.argv[2] == "None" else sys.argv[2], flush_logs_every_n_steps=1)
@@ -98,14 +101,9 @@ for step in range(50):
     logger.log_metrics({"loss": step, f"metric_{step % 5}_{sys.argv[3]}": 1}, step)
 print(logger.log_dir)
 """
-
-
-@pytest.mark.parametrize("version", ["None", "same"])
-def test_two_runs_at_once_lose_no_row(tmp_path, version):
-    """They get a folder each, or share the one that both were given."""
     runs = [
         subprocess.Popen(
-            [sys.executable, "-c", RUN, str(tmp_path), version, name],
+            [sys.executable, "-c", source, str(tmp_path), version, name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

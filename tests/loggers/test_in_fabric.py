@@ -8,7 +8,12 @@ import pytest
 from core_testing import programs
 from core_testing.waiting import slowness
 
-PROGRAM = """
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "how"), [(1, "auto", "fails"), (2, "ddp", "ends"), (2, "ddp_fork", "fails")]
+)
+def test_all_values_are_written(tmp_path, devices, strategy, how):
+    source = """
 import sys
 from core import Fabric
 from core.loggers import CSVLogger
@@ -23,14 +28,8 @@ if __name__ == "__main__":
     fabric = Fabric(accelerator="cpu", devices=int(sys.argv[3]), strategy=sys.argv[4], loggers=CSVLogger(sys.argv[1]))
     fabric.launch(train)
 """
-
-
-@pytest.mark.parametrize(
-    ("devices", "strategy", "how"), [(1, "auto", "fails"), (2, "ddp", "ends"), (2, "ddp_fork", "fails")]
-)
-def test_all_values_are_written(tmp_path, devices, strategy, how):
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(source)
     done = programs.run([sys.executable, program, tmp_path, how, devices, strategy], timeout=120 * slowness())
     assert (done.returncode == 0) == (how == "ends"), done.stderr
     with open(tmp_path / "core_logs" / "version_0" / "metrics.csv", newline="") as file:

@@ -36,6 +36,12 @@ def rows(folder):
         return list(csv.DictReader(file))
 
 
+def fit(**options):
+    trainer = Trainer(**{**ON_CPU, "max_epochs": 1, **options})
+    trainer.fit(Net(), loader())
+    return trainer
+
+
 # Which loggers are there.
 
 
@@ -51,22 +57,15 @@ def test_the_default_is_a_csv_file_in_the_folder_for_everything(tmp_path):
 
 @pytest.mark.parametrize("logger", [False, []])
 def test_without_a_logger_nothing_is_written(tmp_path, logger):
-    trainer = Trainer(**ON_CPU, max_epochs=1, default_root_dir=tmp_path, logger=logger)
-    trainer.fit(Net(), loader())
+    trainer = fit(default_root_dir=tmp_path, logger=logger)
     assert (trainer.logger, trainer.log_dir) == (None, str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
 def test_loggers_are_chosen_by_alias_and_all_get_the_same(tmp_path):
     mine = Recorder()
-    trainer = Trainer(
-        **ON_CPU,
-        max_epochs=1,
-        log_every_n_steps=2,
-        default_root_dir=tmp_path,
-        logger=["csv", CSVLogger(tmp_path, "mine"), mine],
-    )
-    trainer.fit(Net(), loader())
+    loggers = ["csv", CSVLogger(tmp_path, "mine"), mine]
+    trainer = fit(log_every_n_steps=2, default_root_dir=tmp_path, logger=loggers)
     assert isinstance(trainer.logger, CSVLogger)
     for folder in (tmp_path / "core_logs" / "version_0", tmp_path / "mine" / "version_0"):
         assert rows(folder) == [
@@ -131,12 +130,11 @@ def test_hyperparameters_are_logged_once(hparams):
 
 
 class Trouble(Callback):
-    def __init__(self, error, batch_idx=0):
-        self.error, self.batch_idx = error, batch_idx
+    def __init__(self, error):
+        self.error = error
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if batch_idx == self.batch_idx:
-            raise self.error
+        raise self.error
 
 
 @pytest.mark.parametrize(
@@ -145,9 +143,8 @@ class Trouble(Callback):
 )
 def test_loggers_are_told_how_the_run_ended(error, status):
     mine = Recorder()
-    trainer = Trainer(**ON_CPU, max_epochs=1, logger=mine, callbacks=Trouble(error))
     with pytest.raises(type(error)) as raised:
-        trainer.fit(Net(), loader())
+        fit(logger=mine, callbacks=Trouble(error))
     assert raised.value is error
     assert error.__cause__ is None
     assert mine.told == [("finalize", status)]
@@ -175,10 +172,9 @@ class Stubborn(Recorder):
 
 
 def test_a_loggers_own_trouble_does_not_hide_the_error(caplog):
-    mine, last = Stubborn(), Recorder()
-    trainer = Trainer(**ON_CPU, max_epochs=1, logger=[mine, last], callbacks=Trouble(RuntimeError("mine")))
+    last = Recorder()
     with pytest.raises(RuntimeError, match="mine"):
-        trainer.fit(Net(), loader())
+        fit(logger=[Stubborn(), last], callbacks=Trouble(RuntimeError("mine")))
     assert last.told == [("finalize", "failed")]
     assert "Stubborn could not be finalized" in caplog.text
     assert "the disk is full" in caplog.text
@@ -186,25 +182,25 @@ def test_a_loggers_own_trouble_does_not_hide_the_error(caplog):
 
 def test_a_loggers_own_trouble_is_an_error_where_nothing_else_is():
     with pytest.raises(OSError, match="the disk is full"):
-        Trainer(**ON_CPU, max_epochs=1, logger=Stubborn()).fit(Net(), loader())
+        fit(logger=Stubborn())
 
 
 # Several processes.
 
 
-class Telling(Net):
-    """Each rank writes down which logger it has; that of a rank that writes nothing takes any call."""
-
-    def on_train_end(self):
-        logger = self.trainer.logger
-        if self.global_rank == 1:
-            logger.mine.add_image("x")[0] = 3
-        path = Path(self.trainer.default_root_dir, f"rank{self.global_rank}")
-        path.write_text(f"{type(logger).__name__} {logger.version} {logger.log_dir} {self.trainer.log_dir}")
-
-
 def test_one_rank_writes_and_all_know_where(tmp_path):
     """The process that called `fit` is no rank at all, and learns which run it was."""
+
+    class Telling(Net):
+        """Each rank writes down which logger it has; that of a rank that writes nothing takes any call."""
+
+        def on_train_end(self):
+            logger = self.trainer.logger
+            if self.global_rank == 1:
+                logger.mine.add_image("x")[0] = 3
+            path = Path(self.trainer.default_root_dir, f"rank{self.global_rank}")
+            path.write_text(f"{type(logger).__name__} {logger.version} {logger.log_dir} {self.trainer.log_dir}")
+
     logger, folder = CSVLogger(tmp_path, "exp"), tmp_path / "exp" / "version_0"
     options = {"strategy": "ddp_fork", "devices": 2, "max_epochs": 1, "log_every_n_steps": 2}
     trainer = Trainer(**{**ON_CPU, **options}, logger=logger, default_root_dir=tmp_path)
@@ -257,7 +253,7 @@ def test_a_resumed_fit_takes_the_place_of_the_rows_that_a_kill_has_left(tmp_path
 def test_a_second_trainer_begins_anew_with_one_logger(tmp_path):
     logger = CSVLogger(tmp_path, "exp")
     for _ in range(2):
-        Trainer(**ON_CPU, max_epochs=1, log_every_n_steps=2, logger=logger).fit(Net(), loader())
+        fit(log_every_n_steps=2, logger=logger)
     assert steps(tmp_path) == ["2", "4"]
 
 
@@ -278,6 +274,6 @@ def test_two_loggers_in_one_folder_are_refused(tmp_path, make):
 @pytest.mark.parametrize(("log_every", "seen"), [(None, ["8"]), (5, ["5"]), (9, ["8"]), (8, ["8"])])
 def test_a_run_that_is_shorter_than_the_interval_logs_its_last_step(tmp_path, log_every, seen):
     logger = CSVLogger(tmp_path, "exp")
-    Trainer(**ON_CPU, max_epochs=2, log_every_n_steps=log_every, logger=logger).fit(Net(), loader())
+    fit(max_epochs=2, log_every_n_steps=log_every, logger=logger)
     assert steps(tmp_path) == seen
     assert rows(tmp_path / "exp" / "version_0")[0]["batch_idx"] == ("0.0" if seen == ["5"] else "3.0")

@@ -137,18 +137,17 @@ def test_a_rank_that_leaves_out_steps_ends_the_run():
     assert "Rank 0 has made 1 optimizer steps, and these ranks haven't come to that: 1. All make the same" in found[0]
 
 
-def num_compared(rank, num_steps):
-    fabric, layer = rank.fabric(), nn.Linear(1, 1)
-    kept, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters()))
-    with patch.object(fabric.strategy, "all_gather", wraps=fabric.strategy.all_gather) as gather:
-        for _ in range(num_steps):
-            optimizer.step()
-    return kept and gather.call_count
-
-
 @pytest.mark.parametrize(("num_steps", "expected"), [(9, 4), (2100, 12)])
 def test_ranks_are_compared_at_powers_of_two(num_steps, expected):
-    assert run("ddp", num_compared, num_steps) == [expected] * 2
+    def num_compared(rank):
+        fabric, layer = rank.fabric(), nn.Linear(1, 1)
+        kept, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters()))
+        with patch.object(fabric.strategy, "all_gather", wraps=fabric.strategy.all_gather) as gather:
+            for _ in range(num_steps):
+                optimizer.step()
+        return kept and gather.call_count
+
+    assert run("ddp", num_compared) == [expected] * 2
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -27,14 +27,6 @@ def replace(trainer, module, *_):
         trainer.strategy.optimizers[0].add_param_group({"params": [*module.head.parameters()]})
 
 
-def train(strategy, hook):
-    callback = LambdaCallback(**{hook: replace})
-    trainer = quiet_trainer(devices=2, strategy=strategy, max_epochs=2, callbacks=callback)
-    with pytest.raises(ConfigurationError) as caught:
-        trainer.fit(Net(), torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=1))
-    return str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("strategy", "hook"),
     [
@@ -46,7 +38,14 @@ def train(strategy, hook):
     ],
 )
 def test_a_layer_that_was_replaced_is_refused_at_its_first_gradient(strategy, hook):
-    found = in_one_process(train, strategy, hook)
+    def train():
+        callback = LambdaCallback(**{hook: replace})
+        trainer = quiet_trainer(devices=2, strategy=strategy, max_epochs=2, callbacks=callback)
+        with pytest.raises(ConfigurationError) as caught:
+            trainer.fit(Net(), torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=1))
+        return str(caught.value)
+
+    found = in_one_process(train)
     assert ["'head." in each and "has come into the module after it was set up" in each for each in found] == [True] * 2
 
 

@@ -1,11 +1,6 @@
 """A tiny module that writes down which samples each rank sees, on disk: workers are other processes."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,49 +13,49 @@ from core_testing import in_one_process
 class Recorder(Module):
     """Batches hold the numbers of their samples; `seen(kind)` tells them, for each rank its batches in order."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         super().__init__()
         self.layer = nn.Linear(1, 1)
         self.root = root
 
-    def note(self, kind: str, value: Any) -> None:
+    def note(self, kind, value):
         path = self.root / f"{kind}-{self.global_rank}.jsonl"
         with path.open("a") as file:
             file.write(json.dumps(value) + "\n")
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         self.note("train", numbers(batch))
         return self.layer(first(batch).float()[:, None]).mean()
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
+    def test_step(self, batch, batch_idx):
         self.note("test", numbers(batch))
 
-    def predict_step(self, batch: Any) -> Any:
+    def predict_step(self, batch):
         return first(batch) * 10
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Validating(Recorder):
     """Logs the `total` of all numbers too."""
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
         self.note("validation", numbers(batch))
         self.log("total", first(batch).float().sum(), reduce_fx="sum")
 
 
-def seen(root: Path, kind: str = "train", rank: int = 0) -> list[Any]:
+def seen(root, kind="train", rank=0):
     path = root / f"{kind}-{rank}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def forget(root: Path) -> None:
+def forget(root):
     for path in root.glob("*.jsonl"):
         path.unlink()
 
 
-def numbers(batch: Any) -> Any:
+def numbers(batch):
     """The same structure, with lists in place of tensors."""
     if isinstance(batch, torch.Tensor):
         return batch.tolist()
@@ -69,7 +64,7 @@ def numbers(batch: Any) -> Any:
     return [numbers(item) for item in batch] if isinstance(batch, list | tuple) else batch
 
 
-def first(batch: Any) -> torch.Tensor:
+def first(batch):
     while not isinstance(batch, torch.Tensor):
         batch = next(part for part in (batch.values() if isinstance(batch, dict) else batch) if part is not None)
     return batch
@@ -78,37 +73,37 @@ def first(batch: Any) -> torch.Tensor:
 class Numbers(torch.utils.data.Dataset):
     """Samples `start`, `start` + 1, ..."""
 
-    def __init__(self, num_samples: int, start: int = 0) -> None:
+    def __init__(self, num_samples, start=0):
         self.num_samples, self.start = num_samples, start
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.num_samples
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return self.start + index
 
 
-def loader(num_samples: int = 6, batch_size: int = 2, start: int = 0, **options: Any) -> DataLoader[Any]:
+def loader(num_samples=6, batch_size=2, start=0, **options):
     return DataLoader(Numbers(num_samples, start), batch_size=batch_size, **options)
 
 
 class Stream(torch.utils.data.IterableDataset):
     """The same samples, of a length that it doesn't tell."""
 
-    def __init__(self, num_samples: int) -> None:
+    def __init__(self, num_samples):
         self.num_samples = num_samples
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter(range(self.num_samples))
 
 
-def stream(num_samples: int = 6, batch_size: int = 2) -> DataLoader[Any]:
+def stream(num_samples=6, batch_size=2):
     return DataLoader(Stream(num_samples), batch_size=batch_size)
 
 
-def make_trainer(root: Path, **options: Any) -> Trainer:
+def make_trainer(root, **options):
     """One device, quiet, one epoch."""
-    defaults: dict[str, Any] = {
+    defaults = {
         "accelerator": "cpu",
         "devices": 1,
         "max_epochs": 1,
@@ -122,7 +117,14 @@ def make_trainer(root: Path, **options: Any) -> Trainer:
     return Trainer(**{**defaults, **options})
 
 
-def make_parallel_trainer(root: Path, **options: Any) -> Trainer:
+def fit(root, data, *, ckpt_path=None, **options):
+    """Of a Recorder."""
+    trainer = make_trainer(root, **options)
+    trainer.fit(Recorder(root), data, ckpt_path=ckpt_path)
+    return trainer
+
+
+def make_parallel_trainer(root, **options):
     """Two processes."""
     return make_trainer(root, **{"strategy": "ddp_fork", "devices": 2, **options})
 
@@ -130,20 +132,20 @@ def make_parallel_trainer(root: Path, **options: Any) -> Trainer:
 class SaveAt(Callback):
     """Saves to `path` after so many batches."""
 
-    def __init__(self, path: Path, batch: int) -> None:
+    def __init__(self, path, batch):
         self.path, self.batch = path, batch
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         if trainer.progress.total_batches == self.batch:
             trainer.save_checkpoint(self.path)
 
 
-def on_two(root: Path, run: Callable[[Trainer], Any], **options: Any) -> list[Any]:
+def on_two(root, run, **options):
     """`run(trainer)` on two ranks, which are threads of this process."""
     return in_one_process(lambda: run(make_trainer(root, **{"strategy": "ddp", "devices": 2, **options})))
 
 
-def flat(batches: Any) -> list[Any]:
+def flat(batches):
     """All numbers in a nested list, in order."""
     if isinstance(batches, dict):
         batches = list(batches.values())

@@ -55,16 +55,6 @@ class Net(Module):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-class Plain(Net):
-    def __init__(self):
-        super().__init__()
-        layers = (nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4)) for _ in range(2))
-        self.blocks = nn.ModuleList(layers)
-
-    def training_step(self, batch, batch_idx):
-        return self.head(self.blocks[1](self.blocks[0](batch))).square().mean()
-
-
 class Losses(Callback):
     def __init__(self):
         self.values = []
@@ -112,6 +102,15 @@ def test_losses_and_weights_are_bit_equal(way):
 @pytest.mark.numbers
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_compiled_as_one_graph():
+    class Plain(Net):
+        def __init__(self):
+            super().__init__()
+            layers = (nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4)) for _ in range(2))
+            self.blocks = nn.ModuleList(layers)
+
+        def training_step(self, batch, batch_idx):
+            return self.head(self.blocks[1](self.blocks[0](batch))).square().mean()
+
     def net(**options):
         torch._dynamo.reset()
         module = Plain()
@@ -136,25 +135,24 @@ def test_nothing_stays_on_the_module():
     assert not any("forward" in vars(block) for block in module.blocks)
 
 
-class Counted(nn.Module):
-    """Statistics of a layer that is frozen now and then, and a buffer that some forwards change."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(4)
-        self.register_buffer("num_calls", torch.zeros(()))
-        self.register_buffer("num_odd", torch.zeros(()))
-
-    def forward(self, x):
-        self.num_calls += 1
-        if self.num_calls % 2 == 0:
-            self.num_odd += 1
-        return self.norm(x).tanh()
-
-
 @pytest.mark.numbers
 @pytest.mark.parametrize("copied", [False, True])
 def test_statistics_count_each_batch_once(copied):
+    class Counted(nn.Module):
+        """Statistics of a layer that is frozen now and then, and a buffer that some forwards change."""
+
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.register_buffer("num_calls", torch.zeros(()))
+            self.register_buffer("num_odd", torch.zeros(()))
+
+        def forward(self, x):
+            self.num_calls += 1
+            if self.num_calls % 2 == 0:
+                self.num_odd += 1
+            return self.norm(x).tanh()
+
     def counted(**options):
         block = Counted()
         if options:

@@ -1,5 +1,7 @@
 """A profiler of one's own, none, and what is no profiler."""
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,30 @@ from support.profiled import Listener, Net, loader, make_trainer
 pytestmark = pytest.mark.filterwarnings("ignore:.*and no validation loader was given")
 
 
+def test_without_a_profiler_nothing_of_it_is_in_a_step(tmp_path):
+    seen = set()
+
+    class Watcher(Listener):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            if batch_idx == 1:
+                sys.setprofile(lambda frame, event, argument: seen.add(frame.f_code.co_filename))
+
+        def on_train_end(self, trainer, module):
+            sys.setprofile(None)
+
+    class Quiet(Net):
+        def training_step(self, batch, batch_idx):
+            return self.layer(batch[0]).sum()
+
+    trainer = make_trainer(tmp_path, None, callbacks=Watcher())
+    trainer.fit(Quiet(), loader())
+    folders = {"/".join(Path(name).parts[-4:]) for name in seen}
+    assert "core/trainer/loops/fit.py" in folders
+    assert not [
+        name for name in folders if name.endswith(("core/trainer/profilers.py", "core/trainer/loops/profiling.py"))
+    ]
+
+
 def test_sections_of_the_user_cost_nothing_to_keep(tmp_path):
     """`trainer.profile` stays in the code when there is no profiler."""
     trainer = make_trainer(tmp_path, None)
@@ -20,27 +46,26 @@ def test_sections_of_the_user_cost_nothing_to_keep(tmp_path):
     assert trainer.global_step == 4
 
 
-class Recorder(Profiler):
-    """The least that a profiler of one's own needs."""
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        self.told = []
-
-    def start(self, action):
-        self.told.append(f"+{action}")
-
-    def stop(self, action):
-        self.told.append(f"-{action}")
-
-    def step(self):
-        self.told.append("step")
-
-    def summary(self):
-        return f"{len(self.told)} events"
-
-
 def test_a_profiler_of_ones_own_sees_a_step_in_order(tmp_path, capsys):
+    class Recorder(Profiler):
+        """The least that a profiler of one's own needs."""
+
+        def __init__(self, folder):
+            super().__init__(folder)
+            self.told = []
+
+        def start(self, action):
+            self.told.append(f"+{action}")
+
+        def stop(self, action):
+            self.told.append(f"-{action}")
+
+        def step(self):
+            self.told.append("step")
+
+        def summary(self):
+            return f"{len(self.told)} events"
+
     mine = Recorder(tmp_path)
     trainer = make_trainer(tmp_path, mine, callbacks=Listener())
     trainer.fit(Net(), loader(2))
@@ -67,9 +92,7 @@ def test_what_is_no_profiler(tmp_path):
         make_trainer(tmp_path, "fast")
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("simple", "SimpleProfiler"), ("advanced", "AdvancedProfiler"), ("pytorch", "PyTorchProfiler")]
-)
+@pytest.mark.parametrize(("name", "kind"), [("simple", "SimpleProfiler"), ("pytorch", "PyTorchProfiler")])
 def test_a_profiler_whose_package_is_not_installed(tmp_path, monkeypatch, name, kind):
     empty = SimpleNamespace(offers=lambda kind, alias: ())
     monkeypatch.setattr("core.registry.named_functions.plugin_manager", lambda: empty)

@@ -10,29 +10,27 @@ from core.loggers import CSVLogger
 from support.small_nets import QUIET, Net, batches, quiet_trainer
 
 
-class Rated(Net):
-    """Notes the Trainer that it meets in each training step."""
-
-    def __init__(self):
-        super().__init__()
-        self.met = []
-
-    def training_step(self, batch, batch_idx):
-        trainer = self.trainer
-        self.met.append((type(trainer), trainer.max_steps, len(trainer.callbacks), trainer.global_step))
-        return super().training_step(batch, batch_idx)
-
-    def __deepcopy__(self, memo):
-        copied = Rated()
-        copied.met = self.met  # what the search's copy meets is to be seen here
-        return copied
-
-
-class Own(Trainer):
-    """As another package's Trainer is one."""
-
-
 def test_a_fit_on_copies_has_a_run_of_its_own_and_leaves_the_trainers_alone():
+    class Own(Trainer):
+        """As another package's Trainer is one."""
+
+    class Rated(Net):
+        """Notes the Trainer that it meets in each training step."""
+
+        def __init__(self):
+            super().__init__()
+            self.met = []
+
+        def training_step(self, batch, batch_idx):
+            trainer = self.trainer
+            self.met.append((type(trainer), trainer.max_steps, len(trainer.callbacks), trainer.global_step))
+            return super().training_step(batch, batch_idx)
+
+        def __deepcopy__(self, memo):
+            copied = Rated()
+            copied.met = self.met  # what the search's copy meets is to be seen here
+            return copied
+
     trainer, module = Own(**QUIET, max_steps=2, callbacks=Callback()), Rated()
     trainer.fit(module, batches(4))
     run = trainer.run
@@ -73,23 +71,22 @@ def test_a_stop_is_asked_of_one_fit_alone():
     assert (trainer.current_epoch, trainer.should_stop) == (3, False)
 
 
-class SaveWithinWindow(Callback):
-    """Asks for a checkpoint within an accumulation window, in which the first run fails."""
-
-    def __init__(self, path):
-        self.path, self.fails = path, True
-
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        if self.fails and batch_idx == 1:
-            trainer.save_checkpoint(self.path)
-            self.fails = False
-            raise RuntimeError("planned")
-
-
 def test_what_a_failed_run_was_still_to_save_is_not_saved_by_the_next(tmp_path):
     """It would be a checkpoint of another run, perhaps of another module, under the name that the first one chose."""
+
+    class SaveWithinWindow(Callback):
+        """Asks for a checkpoint within an accumulation window, in which the first run fails."""
+
+        fails = True
+
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            if self.fails and batch_idx == 1:
+                trainer.save_checkpoint(path)
+                self.fails = False
+                raise RuntimeError("planned")
+
     path = str(tmp_path / "within.ckpt")
-    trainer = quiet_trainer(max_epochs=1, accumulate_grad_batches=2, callbacks=SaveWithinWindow(path))
+    trainer = quiet_trainer(max_epochs=1, accumulate_grad_batches=2, callbacks=SaveWithinWindow())
     with pytest.raises(RuntimeError, match="planned"):
         trainer.fit(Net(), batches(4))
     trainer.fit(Net(), batches(4))

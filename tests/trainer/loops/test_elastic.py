@@ -8,17 +8,6 @@ from core.strategies import SingleDeviceStrategy
 from support.small_nets import Net, fit
 
 
-class InThrees(SingleDeviceStrategy):
-    """Two others make a step for each of ours."""
-
-    @property
-    def capabilities(self):
-        return super().capabilities | Capability.ELASTIC
-
-    def optimizer_step(self, optimizer, closure=None):
-        return 3 * super().optimizer_step(optimizer, closure)
-
-
 class Own(Net):
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
         optimizer.step(closure=optimizer_closure)
@@ -35,5 +24,15 @@ class Manual(Net):
 
 @pytest.mark.parametrize("kind", [Net, Own, Manual])
 def test_global_step_follows_the_run_and_may_pass_the_limit(kind):
+    class InThrees(SingleDeviceStrategy):
+        """Two others make a step for each of ours."""
+
+        @property
+        def capabilities(self):
+            return super().capabilities | Capability.ELASTIC
+
+        def optimizer_step(self, optimizer, closure=None):
+            return 3 * super().optimizer_step(optimizer, closure)
+
     trainer = fit(kind(), [torch.ones(1, 4)] * 8, strategy=InThrees(), max_steps=4, max_epochs=-1)
     assert (trainer.global_step, trainer.progress.total_batches) == (6, 2)

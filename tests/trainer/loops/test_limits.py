@@ -8,7 +8,7 @@ from core import Callback, ConfigurationError, Logger
 from core.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from core.trainer.loops import validation_schedule
 from core_testing import in_one_process
-from trainer.recording import Recorder, Validating, loader, make_trainer, seen, stream
+from trainer.recording import Recorder, Validating, fit, loader, make_trainer, seen, stream
 
 
 class Rhythm(Callback):
@@ -51,8 +51,7 @@ def fit_on_ranks(tmp_path, module, options):
     ],
 )
 def test_the_limit_that_is_reached_first(tmp_path, options, epochs, steps):
-    trainer = make_trainer(tmp_path, **options)
-    trainer.fit(Recorder(tmp_path), loader(3, 1))
+    trainer = fit(tmp_path, loader(3, 1), **options)
     assert (trainer.current_epoch, trainer.global_step) == (epochs, steps)
 
 
@@ -86,7 +85,7 @@ def test_what_is_no_limit(tmp_path, name, value):
 
 def test_a_fraction_of_nobody_knows_what(tmp_path):
     with pytest.raises(ConfigurationError, match=r"limit_train_batches=0\.5 is a fraction, and the data set"):
-        make_trainer(tmp_path, limit_train_batches=0.5).fit(Recorder(tmp_path), stream())
+        fit(tmp_path, stream(), limit_train_batches=0.5)
     with pytest.raises(ConfigurationError, match=r"limit_predict_batches=0\.1 of 3 batches is less than"):
         make_trainer(tmp_path, limit_predict_batches=0.1).predict(Recorder(tmp_path), loader())
 

@@ -8,10 +8,10 @@ from torch.optim import LBFGS, SGD, AdamW
 from torch.optim.lr_scheduler import StepLR
 
 from core import Capability, ModuleError, UnsupportedError
-from core.callbacks import LambdaCallback
 from core.precision import MixedPrecision
 from core.strategies import SingleDeviceStrategy
 from support.small_nets import Net, batches, quiet_trainer
+from trainer.recording import SaveAt
 
 
 def fit(module, **options):
@@ -54,39 +54,31 @@ class Pair(Net):
         self.calls.append(f"zero {type(optimizer).__name__}")
 
 
-def by_hand(module, data, *, window=1, clip=None):
-    """The same in torch's own words: one norm over all gradients, as one optimizer would have it."""
-    optimizers, schedulers = module.configure_optimizers()
-    for index, batch in enumerate(data):
-        (module.training_step(batch, index) / window).backward()
+@pytest.mark.parametrize(("window", "clip"), [(1, None), (2, 0.05)])
+@pytest.mark.numbers
+def test_each_steps_once_after_one_backward(window, clip):
+    module, by_hand = seeded(), seeded()
+    # The same in torch's own words: one norm over all gradients, as one optimizer would have it.
+    optimizers, schedulers = by_hand.configure_optimizers()
+    for index, batch in enumerate(batches(4)):
+        (by_hand.training_step(batch, index) / window).backward()
         if (index + 1) % window == 0:
             if clip is not None:
-                nn.utils.clip_grad_norm_(module.parameters(), clip)
+                nn.utils.clip_grad_norm_(by_hand.parameters(), clip)
             for each in optimizers:
                 each.step()
                 each.zero_grad()
             for item in schedulers:
                 item["scheduler"].step()
-    return list(module.parameters())
-
-
-@pytest.mark.parametrize(("window", "clip"), [(1, None), (2, 0.05)])
-@pytest.mark.numbers
-def test_each_steps_once_after_one_backward(window, clip):
-    module, expected = seeded(), by_hand(seeded(), batches(4), window=window, clip=clip)
     trainer = fit(module, accumulate_grad_batches=window, gradient_clip_val=clip)
-    assert all(map(torch.equal, module.parameters(), expected))
+    assert all(map(torch.equal, module.parameters(), by_hand.parameters()))
     assert trainer.global_step == 4 // window
     assert module.calls == ["step Muon", "step AdamW", "zero Muon", "zero AdamW"] * (4 // window)
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
-    def save(trainer, *_):
-        if trainer.global_step == 3:
-            trainer.save_checkpoint(tmp_path / "three")
-
     module, resumed = seeded(), Pair()
-    fit(module, callbacks=LambdaCallback(on_train_batch_end=save), max_epochs=2)
+    fit(module, callbacks=SaveAt(tmp_path / "three", 3), max_epochs=2)
     trainer = quiet_trainer(max_epochs=2)
     trainer.fit(resumed, batches(4), ckpt_path=tmp_path / "three")
     assert trainer.global_step == 8

@@ -33,12 +33,11 @@ def notes(events):
     )
 
 
-class Validated(Net):
-    def validation_step(self, batch, batch_idx):
-        self.log("mean", batch.mean())
-
-
 def test_before_validation_and_when_training_ends_and_before_a_late_checkpoint(events, strategy, notes, tmp_path):
+    class Validated(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("mean", batch.mean())
+
     trainer = fit(Validated(), batches(2), batches(1), strategy=strategy, callbacks=notes)
     assert events == ["step", "step", "synchronize", "validation", "synchronize", "end"]
     trainer.save_checkpoint(tmp_path / "late.ckpt")

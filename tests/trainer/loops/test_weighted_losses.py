@@ -40,23 +40,22 @@ def test_a_step_learns_from_the_mean_over_all_items(weigh):
     assert module.means == close(means)
 
 
-def means_of_steps(num_ranks):
-    class Stepwise(Net):
-        def training_step(self, batch, batch_idx):
-            output = super().training_step(batch, batch_idx)
-            self.log("now", output["loss"], sync_dist=True)
-            return output
-
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            steps.append(self.trainer.callback_metrics["now"].item())
-
-    steps = []
-    strategy = "ddp" if num_ranks > 1 else "auto"
-    fit(Stepwise(), batch_size=6 // num_ranks, devices=num_ranks, strategy=strategy, max_epochs=1)
-    return steps
-
-
 def test_the_mean_of_a_step_over_ranks_is_that_of_all_items():
+    def means_of_steps(num_ranks):
+        class Stepwise(Net):
+            def training_step(self, batch, batch_idx):
+                output = super().training_step(batch, batch_idx)
+                self.log("now", output["loss"], sync_dist=True)
+                return output
+
+            def on_train_batch_end(self, outputs, batch, batch_idx):
+                steps.append(self.trainer.callback_metrics["now"].item())
+
+        steps = []
+        strategy = "ddp" if num_ranks > 1 else "auto"
+        fit(Stepwise(), batch_size=6 // num_ranks, devices=num_ranks, strategy=strategy, max_epochs=1)
+        return steps
+
     expected = close(means_of_steps(1))
     assert in_one_process(means_of_steps, 3, ranks=3) == [expected] * 3
 
@@ -92,21 +91,19 @@ def test_a_weight_with_some_losses_and_not_with_others_is_refused(first):
         fit(Partly())
 
 
-class Norms(Callback):
-    """The norm of the gradient before each step, and after the last backward."""
-
-    def on_after_backward(self, trainer, module):
-        self.after_backward = norm_of(module)
-
-    def on_before_optimizer_step(self, trainer, module, optimizer):
-        self.before_step = norm_of(module)
-
-
-def norm_of(module):
-    return sum(float(part.grad.square().sum()) for part in module.parameters()) ** 0.5
-
-
 def test_hooks_and_clipping_see_the_gradient_of_all_items():
+    def norm_of(module):
+        return sum(float(part.grad.square().sum()) for part in module.parameters()) ** 0.5
+
+    class Norms(Callback):
+        """The norm of the gradient before each step, and after the last backward."""
+
+        def on_after_backward(self, trainer, module):
+            self.after_backward = norm_of(module)
+
+        def on_before_optimizer_step(self, trainer, module, optimizer):
+            self.before_step = norm_of(module)
+
     expected = Net(optimizer=torch.optim.SGD)
     batch = next(iter(DataLoader(Samples(), batch_size=4)))
     expected.mean_of(batch)[0].backward()

@@ -115,28 +115,26 @@ def test_batches_that_nobody_counts_the_samples_of_weigh_alike_in_a_short_window
     assert gradients(loader) == pytest.approx([first, last] * 2)
 
 
-def gradients_on_ranks():
-    rank = int(os.environ["RANK"])
-    shares = [each(23)[rank::2], Own(each(23)[rank::2]), DataLoader(Stream((10, 2)[rank]), 2)]
-    options = {"devices": 2, "strategy": "ddp"}
-    several = gradients({"a": DataLoader(rows(24), 2), "b": DataLoader(rows(4), 2)}, **options)
-    return *(gradients(share, use_distributed_sampler=False, **options) for share in shares), several
-
-
 def test_two_ranks_have_the_windows_of_one_device():
+    def gradients_on_ranks():
+        rank = int(os.environ["RANK"])
+        shares = [each(23)[rank::2], Own(each(23)[rank::2]), DataLoader(Stream((10, 2)[rank]), 2)]
+        options = {"devices": 2, "strategy": "ddp"}
+        several = gradients({"a": DataLoader(rows(24), 2), "b": DataLoader(rows(4), 2)}, **options)
+        return *(gradients(share, use_distributed_sampler=False, **options) for share in shares), several
+
     for listed, own, uneven, several in in_one_process(gradients_on_ranks):
         assert listed == own == pytest.approx([8.5, 20.0] * 2)
         assert uneven == pytest.approx([3.9, 9.5] * 2), "the second rank has no batch in the second window"
         assert several == pytest.approx([8.5, 20.5] * 2)
 
 
-def refused_stream():
-    share = DataLoader(Stream((3, 0)[int(os.environ["RANK"])]), 2)
-    with pytest.raises(ConfigurationError, match=r"gave no batch in this epoch on 1 of 2 ranks .*: 1\)"):
-        gradients(share, devices=2, strategy="ddp", use_distributed_sampler=False)
-
-
 def test_a_rank_without_any_batch_is_refused_on_all():
+    def refused_stream():
+        share = DataLoader(Stream((3, 0)[int(os.environ["RANK"])]), 2)
+        with pytest.raises(ConfigurationError, match=r"gave no batch in this epoch on 1 of 2 ranks .*: 1\)"):
+            gradients(share, devices=2, strategy="ddp", use_distributed_sampler=False)
+
     in_one_process(refused_stream)
 
 
@@ -173,32 +171,30 @@ def test_a_hook_that_leaves_out_the_rest_of_an_epoch_leaves_out_the_window_that_
     assert torch.equal(rest.weight, net.weight)
 
 
-class Sharded(Net):
-    """Has a parameter that can be cut into shards."""
-
-    def __init__(self):
-        super().__init__(skips_at=3)
-        self.weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
-
-    def on_before_optimizer_step(self, optimizer):
-        """Its gradient is this rank's shard."""
-
-    def on_train_end(self):
-        self.whole = getattr(self.weight, "full_tensor", self.weight.detach)().tolist()
-
-    def training_step(self, batch, batch_idx):
-        return (self.weight.sum() * batch).mean()
-
-
-def weights_of_ranks(strategy):
-    options = {**QUIET, "devices": 2, "accumulate_grad_batches": 2, "max_epochs": 3}
-    Trainer(strategy=strategy, **options).fit(net := Sharded(), DataLoader(rows(12)))
-    return net.whole
-
-
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_no_rank_has_anything_left_of_a_window_that_was_left_out(strategy):
-    for weights in in_one_process(weights_of_ranks, strategy):
+    class Sharded(Net):
+        """Has a parameter that can be cut into shards."""
+
+        def __init__(self):
+            super().__init__(skips_at=3)
+            self.weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+        def on_before_optimizer_step(self, optimizer):
+            """Its gradient is this rank's shard."""
+
+        def on_train_end(self):
+            self.whole = getattr(self.weight, "full_tensor", self.weight.detach)().tolist()
+
+        def training_step(self, batch, batch_idx):
+            return (self.weight.sum() * batch).mean()
+
+    def weights_of_ranks():
+        options = {**QUIET, "devices": 2, "accumulate_grad_batches": 2, "max_epochs": 3}
+        Trainer(strategy=strategy, **options).fit(net := Sharded(), DataLoader(rows(12)))
+        return net.whole
+
+    for weights in in_one_process(weights_of_ranks):
         assert weights == [-7.5, -7.5], "three steps with the mean of 1 to 4"
 
 
@@ -256,14 +252,6 @@ class Growing(Dataset):
         return torch.tensor(float(index))
 
 
-def seen_by_epoch(loader, num_ranks):
-    trainer = Trainer(
-        **{**QUIET, "max_epochs": 3, "accumulate_grad_batches": 2, "devices": num_ranks, "strategy": "ddp"}
-    )
-    trainer.fit(net := Net(), loader)
-    return net.seen
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize(
     ("make", "expected"),
@@ -279,6 +267,13 @@ def seen_by_epoch(loader, num_ranks):
     ids=["by tokens", "redrawn", "growing", "several"],
 )
 def test_the_number_of_batches_is_asked_for_in_each_epoch(make, expected, num_ranks):
+    def seen_by_epoch(loader, num_ranks):
+        trainer = Trainer(
+            **{**QUIET, "max_epochs": 3, "accumulate_grad_batches": 2, "devices": num_ranks, "strategy": "ddp"}
+        )
+        trainer.fit(net := Net(), loader)
+        return net.seen
+
     seen = chain.from_iterable(in_one_process(seen_by_epoch, make(), num_ranks, ranks=num_ranks))
     assert set(seen) == {(epoch, number) for epoch, num in enumerate(expected) for number in range(num)}
 
@@ -301,37 +296,36 @@ def test_validation_data_may_grow(limit, expected):
 # limits before a short last step -------------------------------------------------------------------------------------
 
 
-class Evaluated(Net):
-    def validation_step(self, batch, batch_idx):
-        self.log("num_samples", float(sum(map(len, batch)) if isinstance(batch, list) else len(batch)), reduce_fx="sum")
-
-    def predict_step(self, batch, batch_idx):
-        return batch
-
-
-def evaluated(num_ranks, limit, size):
-    limits = dict.fromkeys(("limit_val_batches", "limit_predict_batches"), limit)
-    trainer = Trainer(devices=num_ranks, strategy="ddp" if num_ranks > 1 else "auto", **{**QUIET, **limits})
-    loader, net = DataLoader(rows(5), size), Evaluated()
-    several = CombinedLoader([loader, loader], "max_size")
-    validated = [trainer.validate(net, each, verbose=False) for each in (loader, several)]
-    return validated, torch.cat(trainer.predict(net, loader)).flatten().tolist()
-
-
 @pytest.mark.parametrize("limit", [1, 0.5, None])
 def test_a_step_lends_nothing_to_one_that_is_not_run(limit):
+    class Evaluated(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log(
+                "num_samples", float(sum(map(len, batch)) if isinstance(batch, list) else len(batch)), reduce_fx="sum"
+            )
+
+        def predict_step(self, batch, batch_idx):
+            return batch
+
+    def evaluated(num_ranks, limit, size):
+        limits = dict.fromkeys(("limit_val_batches", "limit_predict_batches"), limit)
+        trainer = Trainer(devices=num_ranks, strategy="ddp" if num_ranks > 1 else "auto", **{**QUIET, **limits})
+        loader, net = DataLoader(rows(5), size), Evaluated()
+        several = CombinedLoader([loader, loader], "max_size")
+        validated = [trainer.validate(net, each, verbose=False) for each in (loader, several)]
+        return validated, torch.cat(trainer.predict(net, loader)).flatten().tolist()
+
     expected = evaluated(1, limit, 4)
     assert expected[0][0] == [{"num_samples": 5.0 if limit is None else 4.0}]
     assert in_one_process(evaluated, 2, limit, 2)[0] == expected
 
 
-def trained_on_several():
-    options = {**QUIET, "devices": 2, "strategy": "ddp", "limit_train_batches": 1, "max_epochs": 1}
-    Trainer(**options).fit(net := Net(), {"a": DataLoader(rows(5), 2)})
-    return [number for _, number in net.seen]
-
-
 def test_a_limited_step_of_several_training_loaders_lends_nothing():
+    def trained_on_several():
+        options = {**QUIET, "devices": 2, "strategy": "ddp", "limit_train_batches": 1, "max_epochs": 1}
+        Trainer(**options).fit(net := Net(), {"a": DataLoader(rows(5), 2)})
+        return [number for _, number in net.seen]
+
     assert in_one_process(trained_on_several) == [[1.0, 2.0], [3.0, 4.0]]
 
 

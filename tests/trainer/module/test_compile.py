@@ -262,22 +262,20 @@ def test_a_strategy_that_compiles_steps_itself():
 # dropout on GPUs ---------------------------------------------------------------------------------------------------
 
 
-class OnGPU(SingleDeviceStrategy):
-    """Says where it would be, once its module is there."""
-
-    @property
-    def root_device(self):
-        return torch.device("cuda" if self.session.handles else "cpu")
-
-
-def set_up(*layers, compiles=True):
-    fabric = Fabric(accelerator="cpu", strategy=OnGPU(), compile=compiles and {"backend": "eager"})
-    model = nn.Sequential(nn.Linear(2, 2), *layers)
-    fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-
 @pytest.mark.skipif(not HAS_EQUAL_MASKS, reason="a torch without the fault")
 def test_masks_that_compiled_dropout_draws_on_a_gpu_are_warned_of(monkeypatch):
+    class OnGPU(SingleDeviceStrategy):
+        """Says where it would be, once its module is there."""
+
+        @property
+        def root_device(self):
+            return torch.device("cuda" if self.session.handles else "cpu")
+
+    def set_up(*layers, compiles=True):
+        fabric = Fabric(accelerator="cpu", strategy=OnGPU(), compile=compiles and {"backend": "eager"})
+        model = nn.Sequential(nn.Linear(2, 2), *layers)
+        fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
     set_up(nn.Dropout(0.0))
     set_up(nn.Dropout(0.1), compiles=False)
     with pytest.warns(UserWarning, match=r"one mask for neighbouring channels, .*issues/198333.*align_random_eager"):

@@ -29,12 +29,6 @@ from support import small_nets
 from support.small_nets import quiet_trainer
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from-lightning.md"
-TYPED = """
-Trainer(max_epoch= Trainer(gpus= LightningModule trainer.lightning_module device_ids precision seed_everything(seed,
-trainer.save_checkpoint(path) LearningRateFinder BatchSizeFinder BackboneFinetuning ModelPruning core-torchao cli_for(
-grad_norm( rank_zero_info STEP_OUTPUT weights_only= dataclasses.asdict( outputs["loss"] swa_epoch_start=
-"""
-"""Names that don't go as people know them, as the page about them writes each."""
 
 
 class Net(small_nets.Net):
@@ -65,8 +59,14 @@ def data():
 
 
 def test_the_page_about_lightning_has_the_names_that_go_otherwise():
+    # As the page writes each.
+    typed = """
+Trainer(max_epoch= Trainer(gpus= LightningModule trainer.lightning_module device_ids precision seed_everything(seed,
+trainer.save_checkpoint(path) LearningRateFinder BatchSizeFinder BackboneFinetuning ModelPruning core-torchao cli_for(
+grad_norm( rank_zero_info STEP_OUTPUT weights_only= dataclasses.asdict( outputs["loss"] swa_epoch_start=
+"""
     page = PAGE.read_text()
-    assert [name for name in [*TYPED.split(), "step number in loggers"] if name not in page] == []
+    assert [name for name in [*typed.split(), "step number in loggers"] if name not in page] == []
 
 
 @pytest.mark.parametrize(
@@ -216,12 +216,11 @@ def test_the_scores_of_a_model_checkpoint(tmp_path):
     assert len(lines) == 2
 
 
-class Named(ModelCheckpoint):
-    CHECKPOINT_NAME_LAST, CHECKPOINT_JOIN_CHAR, CHECKPOINT_EQUALS_CHAR = "newest", "_", "-"
-    FILE_EXTENSION, STARTING_VERSION = ".state", 2
-
-
 def test_the_names_of_checkpoints(tmp_path):
+    class Named(ModelCheckpoint):
+        CHECKPOINT_NAME_LAST, CHECKPOINT_JOIN_CHAR, CHECKPOINT_EQUALS_CHAR = "newest", "_", "-"
+        FILE_EXTENSION, STARTING_VERSION = ".state", 2
+
     options = {"enable_checkpointing": None, "default_root_dir": tmp_path}
     make(callbacks=[Named(tmp_path, save_last=True)], **options).fit(Net(), data())
     again = Named(tmp_path, save_last=True)
@@ -301,13 +300,12 @@ def test_a_file_without_hyperparameters(tmp_path, sized, name, text, answer):
         sized(hparams_file=tmp_path / name)
 
 
-class Configured(Net):
-    def __init__(self, cfg, sizes=(), plain=None):
-        super().__init__()
-        self.save_hyperparameters()
-
-
 def test_hyperparameters_of_a_config_library_are_plain(tmp_path):
+    class Configured(Net):
+        def __init__(self, cfg, sizes=(), plain=None):
+            super().__init__()
+            self.save_hyperparameters()
+
     omegaconf = pytest.importorskip("omegaconf", reason="the extra `dev` brings it")
     cfg = omegaconf.OmegaConf.create({"model": {"width": 8, "twice": "${model.width}"}, "lrs": [0.1, 0.2]})
     net, trainer = Configured(cfg, cfg.lrs, plain={"depth": OrderedDict(width=1)}), make()  # a warning is an error

@@ -30,7 +30,6 @@ from core import (
 from core.checkpoint import TorchCheckpointIO
 from core.strategies import SingleDeviceStrategy
 from core_testing import in_one_process
-from support import late_torchmetrics as torchmetrics
 from support.printed import lines_of
 from support.small_nets import At, Net, batches, fit, quiet_trainer
 
@@ -83,13 +82,12 @@ def test_arguments_are_collected():
         _ = module.hparams.depth
 
 
-class Saving(Net):
-    def __init__(self, width, depth, *, chosen=(), ignored=()):
-        super().__init__()
-        self.save_hyperparameters(*chosen, ignore=["chosen", "ignored", *ignored])
-
-
 def test_names_are_chosen_or_ignored():
+    class Saving(Net):
+        def __init__(self, width, depth, *, chosen=(), ignored=()):
+            super().__init__()
+            self.save_hyperparameters(*chosen, ignore=["chosen", "ignored", *ignored])
+
     assert Saving(1, 2, chosen=["depth"]).hparams == {"depth": 2}
     assert Saving(1, 2, ignored=["depth"]).hparams == {"width": 1}
     message = r"save_hyperparameters\('widht'\): .* Did you mean 'width'\? It has width"
@@ -148,18 +146,17 @@ class Config:
 
 @pytest.mark.parametrize("given", [{"width": 2, "lr": 0.1}, Namespace(width=2, lr=0.1), Config()], ids=type)
 def test_one_object_with_all_of_them(given, tmp_path):
+    class Configured(Net):
+        def __init__(self, config):
+            super().__init__()
+            self.save_hyperparameters(config)
+            self.layer = nn.Linear(4, self.hparams.width)
+
     module = Configured(given)
     assert module.hparams == {"width": 2, "lr": 0.1}
     train(module, tmp_path / "last.ckpt")
     again = Configured.load_from_checkpoint(tmp_path / "last.ckpt")
     assert again.hparams == {"width": 2, "lr": 0.1}
-
-
-class Configured(Net):
-    def __init__(self, config):
-        super().__init__()
-        self.save_hyperparameters(config)
-        self.layer = nn.Linear(4, self.hparams.width)
 
 
 def test_not_called_in_init():
@@ -230,16 +227,15 @@ def test_arguments_come_before_what_was_saved(tmp_path):
         Required.load_from_checkpoint(tmp_path / "last.ckpt", head=head, width=3)
 
 
-class Larger(Net):
-    def __init__(self):
-        super().__init__()
-        self.more = nn.Linear(1, 1)
-
-    def validation_step(self, batch):
-        pass
-
-
 def test_weights_that_do_not_fit(tmp_path, monkeypatch):
+    class Larger(Net):
+        def __init__(self):
+            super().__init__()
+            self.more = nn.Linear(1, 1)
+
+        def validation_step(self, batch):
+            pass
+
     train(Net(), path := tmp_path / "last.ckpt")
     with pytest.raises(CheckpointError, match=r"does not fit Larger. Pass the arguments (.|\n)*Missing key"):
         Larger.load_from_checkpoint(path)
@@ -269,11 +265,6 @@ def test_the_modules_own_section(tmp_path):
     assert Counting.load_from_checkpoint(tmp_path / "last.ckpt").count == 2
 
 
-class Keeping(Callback):
-    state_key = "keeping"
-
-
-@pytest.mark.parametrize("added", [nn.ReLU(), nn.Linear(1, 1), torchmetrics.MeanMetric()], ids=type)
 @pytest.mark.parametrize(
     ("place", "path"),
     [
@@ -283,17 +274,20 @@ class Keeping(Callback):
         ("data module", "state['datamodule']['state']['mine'][0]"),
     ],
 )
-def test_an_object_in_what_a_hook_adds_is_refused_by_its_path(place, path, added, tmp_path):
+def test_an_object_in_what_a_hook_adds_is_refused_by_its_path(place, path, tmp_path):
+    class Keeping(Callback):
+        state_key = "keeping"
+
     data, module, callback = DataModule.from_datasets([torch.ones(4)]), Net(), Keeping()
     if place == "module":
-        module.on_save_checkpoint = lambda checkpoint: checkpoint.update(mine=[added])
+        module.on_save_checkpoint = lambda checkpoint: checkpoint.update(mine=[nn.ReLU()])
     elif place == "callback":
-        callback.on_save_checkpoint = lambda trainer, module, checkpoint: checkpoint.update(mine=[added])
+        callback.on_save_checkpoint = lambda trainer, module, checkpoint: checkpoint.update(mine=[nn.ReLU()])
     else:
-        (callback if place == "callback's state" else data).state_dict = lambda: {"mine": [added]}
+        (callback if place == "callback's state" else data).state_dict = lambda: {"mine": [nn.ReLU()]}
     trainer = quiet_trainer(max_epochs=1, callbacks=callback)
     trainer.fit(module, datamodule=data)
-    message = re.escape(path) + rf" is a .*{type(added).__name__}, which .* Save its state_dict\(\) instead"
+    message = re.escape(path) + r" is a .*ReLU, which .* Save its state_dict\(\) instead"
     with pytest.raises(CheckpointError, match=message):
         trainer.save_checkpoint(tmp_path / "last.ckpt")
     assert not list(tmp_path.iterdir())
@@ -452,16 +446,6 @@ def test_a_stage_joins_the_group_once_and_leaves_it(tmp_path):
 # modes of torch -----------------------------------------------------------------------------------------------------
 
 
-class Looking(Net):
-    def on_train_batch_start(self, *_):
-        self.seen = (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.backends.cudnn.benchmark,
-            torch.is_anomaly_enabled(),
-        )
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -473,6 +457,15 @@ class Looking(Net):
     ],
 )
 def test_modes_last_as_long_as_a_stage(options, expected, monkeypatch):
+    class Looking(Net):
+        def on_train_batch_start(self, *_):
+            self.seen = (
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+                torch.backends.cudnn.benchmark,
+                torch.is_anomaly_enabled(),
+            )
+
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     module = Looking()
     train(module, **options)

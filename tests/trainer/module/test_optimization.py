@@ -205,13 +205,6 @@ def test_each_validation_counts_once(scheduled, options, expected):
     assert rates(lambda module: plateau(module, "val_loss", **scheduled), validation=batches(1), **options) == expected
 
 
-def test_a_scheduler_follows_optimizer_steps_and_not_batches():
-    def configure(module):
-        return in_dict(module, interval="step")
-
-    assert rates(configure, accumulate_grad_batches=2) == pytest.approx([0.5**n for n in range(6)])
-
-
 def test_a_metric_that_was_never_logged():
     with pytest.raises(
         ModuleError, match=r"monitors 'val_loss', which was not logged; logged were \['falling', 'mean'\]. Call"
@@ -379,18 +372,17 @@ def test_clipping_by_the_module():
     assert largest == pytest.approx([1e-3] * 3)
 
 
-class Evaluating(Net):
-    evaluations = 0
-
-    def training_step(self, batch, batch_idx=0):
-        self.evaluations += 1
-        return super().training_step(batch, batch_idx)
-
-    def configure_optimizers(self):
-        return torch.optim.LBFGS(self.parameters(), max_iter=3, lr=0.1)
-
-
 def test_an_optimizer_that_needs_a_closure():
+    class Evaluating(Net):
+        evaluations = 0
+
+        def training_step(self, batch, batch_idx=0):
+            self.evaluations += 1
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self):
+            return torch.optim.LBFGS(self.parameters(), max_iter=3, lr=0.1)
+
     def evaluate(batch):
         optimizer.zero_grad()
         loss = reference.training_step(batch)
@@ -425,82 +417,31 @@ def test_optimizers_that_step_in_backward():
     assert torch.equal(got, weights_of(Net())[0])
 
 
-class BackwardTwice(Net):
-    """`way` names where the graph is used up before the loop's backward, or after it."""
-
-    def __init__(self, way):
-        super().__init__()
-        self.way, self.state = way, 0.0
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx) + self.state
-        if self.way == "training_step":
-            loss.backward()
-        elif self.way == "earlier batch":
-            self.state = loss
-        return loss
-
-    def on_before_backward(self, loss):
-        if self.way == "hook":
-            loss.backward()
-
-
 @pytest.mark.parametrize("way", ["training_step", "hook", "earlier batch"])
 def test_a_second_backward_says_which_of_two_ways_to_write(way):
+    class BackwardTwice(Net):
+        """`way` names where the graph is used up before the loop's backward, or after it."""
+
+        state = 0.0
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx) + self.state
+            if way == "training_step":
+                loss.backward()
+            elif way == "earlier batch":
+                self.state = loss
+            return loss
+
+        def on_before_backward(self, loss):
+            if way == "hook":
+                loss.backward()
+
     ways = "leave it out, and step.. and zero_grad..; or set self.automatic_optimization = False"
     with pytest.raises(ModuleError, match=rf"loss that BackwardTwice.training_step .* {ways}"):
-        fit(BackwardTwice(way))
+        fit(BackwardTwice())
 
 
 # manual optimization ------------------------------------------------------------------------------------------------
-
-
-class Pair(Net):
-    """Two optimizers that alternate, with gradients of one loss in both, as in a GAN."""
-
-    automatic_optimization = False
-
-    def __init__(self):
-        super().__init__()
-        self.second = torch.nn.Linear(4, 1)
-        self.hooks = []
-
-    def configure_optimizers(self):
-        return SGD(self.layer.parameters(), lr=0.01), Adam(self.second.parameters(), lr=0.01)
-
-    def losses(self, batch):
-        yield (self.layer(batch) + self.second(batch)).pow(2).mean()
-        yield (self.layer(batch).detach() - self.second(batch)).pow(2).mean()
-
-    def training_step(self, batch, batch_idx):
-        losses, parts = self.losses(batch), (self.layer, self.second)
-        for optimizer, part in zip(self.optimizers(), parts, strict=True):
-            with self.toggled_optimizer(optimizer):
-                assert {one for one in self.parameters() if one.requires_grad} == {*part.parameters()}
-                self.manual_backward(next(losses))
-                self.clip_gradients(optimizer, gradient_clip_val=1e3)
-                optimizer.step()
-                optimizer.zero_grad()
-
-    def on_before_backward(self, loss):
-        self.hooks.append("before backward")
-
-    def on_after_backward(self):
-        self.hooks.append("after backward")
-
-    def on_before_optimizer_step(self, optimizer):
-        self.hooks.append(type(optimizer).__name__)
-
-
-def by_hand(data):
-    module = Pair()
-    optimizers = module.configure_optimizers()
-    for batch in data:
-        for loss, optimizer in zip(module.losses(batch), optimizers, strict=True):
-            loss.backward()
-            optimizer.step()
-            module.zero_grad()
-    return list(module.parameters())
 
 
 @pytest.mark.parametrize(
@@ -514,9 +455,51 @@ def by_hand(data):
     ids=["full", "mixed", "scaled"],
 )
 def test_two_optimizers(options, tolerance):
-    module = Pair()
+    class Pair(Net):
+        """Two optimizers that alternate, with gradients of one loss in both, as in a GAN."""
+
+        automatic_optimization = False
+
+        def __init__(self):
+            super().__init__()
+            self.second = torch.nn.Linear(4, 1)
+            self.hooks = []
+
+        def configure_optimizers(self):
+            return SGD(self.layer.parameters(), lr=0.01), Adam(self.second.parameters(), lr=0.01)
+
+        def losses(self, batch):
+            yield (self.layer(batch) + self.second(batch)).pow(2).mean()
+            yield (self.layer(batch).detach() - self.second(batch)).pow(2).mean()
+
+        def training_step(self, batch, batch_idx):
+            losses, parts = self.losses(batch), (self.layer, self.second)
+            for optimizer, part in zip(self.optimizers(), parts, strict=True):
+                with self.toggled_optimizer(optimizer):
+                    assert {one for one in self.parameters() if one.requires_grad} == {*part.parameters()}
+                    self.manual_backward(next(losses))
+                    self.clip_gradients(optimizer, gradient_clip_val=1e3)
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        def on_before_backward(self, loss):
+            self.hooks.append("before backward")
+
+        def on_after_backward(self):
+            self.hooks.append("after backward")
+
+        def on_before_optimizer_step(self, optimizer):
+            self.hooks.append(type(optimizer).__name__)
+
+    module, by_hand = Pair(), Pair()
     trainer = fit(module, max_epochs=1, **options)
-    for got, wanted in zip(module.parameters(), by_hand(batches(4)), strict=True):
+    optimizers = by_hand.configure_optimizers()
+    for batch in batches(4):
+        for loss, optimizer in zip(by_hand.losses(batch), optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+            by_hand.zero_grad()
+    for got, wanted in zip(module.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
     assert trainer.global_step == 8
     assert module.hooks == ["before backward", "after backward", "SGD", "before backward", "after backward", "Adam"] * 4
@@ -536,21 +519,3 @@ def test_schedulers_in_manual_optimization():
     module = Stepping(in_dict)
     fit(module, max_epochs=1)  # a warning is an error
     assert module.rates == [1.0, 1.0, 0.5, 0.5]
-
-
-def test_a_closure_in_manual_optimization():
-    class Closing(Net):
-        automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            def closure():
-                self.optimizers().zero_grad()
-                loss = super(Closing, self).training_step(batch, batch_idx)
-                self.manual_backward(loss)
-                return loss
-
-            assert self.optimizers().step(closure).ndim == 0
-
-    got, num_steps = weights_of(Closing())
-    assert torch.equal(got, weights_of(Net())[0])
-    assert num_steps == 8

@@ -69,19 +69,6 @@ def test_ranks_stop_together_although_one_has_asked(rank):
     assert 3 <= first[0] < 10_000
 
 
-def test_time_is_over_for_all_ranks_at_once():
-    def make_late(trainer, *_):
-        if trainer.global_rank == 0:
-            trainer.progress._earlier_s = -1e6
-
-    def train():
-        late = LambdaCallback(on_train_start=make_late)
-        return fit(late, max_epochs=-1, max_time={"seconds": 0.3}, **ON_TWO).global_step
-
-    first, second = in_one_process(train)
-    assert first == second > 0
-
-
 def handlers():
     return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 

@@ -9,6 +9,7 @@ from trainer.recording import (
     Recorder,
     SaveAt,
     Validating,
+    fit,
     forget,
     loader,
     make_trainer,
@@ -22,7 +23,7 @@ def test_a_save_in_the_last_short_window_is_made_at_once(tmp_path):
     there = []
     looks = LambdaCallback(on_train_batch_end=lambda *_: there.append((tmp_path / "end.ckpt").exists()))
     callbacks = [SaveAt(tmp_path / "end.ckpt", 3), looks]
-    make_trainer(tmp_path, accumulate_grad_batches=2, callbacks=callbacks).fit(Recorder(tmp_path), stream(3, 1))
+    fit(tmp_path, stream(3, 1), accumulate_grad_batches=2, callbacks=callbacks)
     assert there == [False, False, True]
 
 
@@ -31,16 +32,16 @@ def test_a_generator_is_empty_in_the_second_epoch(tmp_path):
     with pytest.raises(
         ConfigurationError, match=r"\(generator\) gave no batch in this epoch: .* that can be read once"
     ):
-        make_trainer(tmp_path, max_epochs=2, limit_train_batches=2).fit(Recorder(tmp_path), generator)
+        fit(tmp_path, generator, max_epochs=2, limit_train_batches=2)
     assert seen(tmp_path) == [[0], [1]]
 
 
 def test_an_empty_training_loader(tmp_path):
     message = "The training loader gives no batch: its data set is empty, or drop_last dropped all of it"
     with pytest.raises(ConfigurationError, match=message):
-        make_trainer(tmp_path).fit(Recorder(tmp_path), loader(1, 8, drop_last=True))
+        fit(tmp_path, loader(1, 8, drop_last=True))
     with pytest.raises(ConfigurationError, match="or limit_train_batches=0 left none"):
-        make_trainer(tmp_path, limit_train_batches=0).fit(Recorder(tmp_path), loader())
+        fit(tmp_path, loader(), limit_train_batches=0)
 
 
 def test_an_empty_evaluation_loader(tmp_path):
@@ -55,31 +56,25 @@ def test_an_empty_evaluation_loader(tmp_path):
     assert make_trainer(tmp_path, limit_val_batches=0).validate(Validating(tmp_path), loader(0)) == []
 
 
-class WithHook(Validating):
-    def __init__(self, root, loaders):
-        super().__init__(root)
-        self.loaders = loaders
-
-    def val_dataloader(self):
-        return self.loaders
-
-
 @pytest.mark.parametrize("given", [[], (), {}, loader(0), [loader(0), loader(0)], {"a": loader(0)}])
 @pytest.mark.parametrize("through", ["argument", "hook"])
 def test_training_goes_on_without_validation_data(tmp_path, given, through):
+    class WithTraining(DataModule):
+        def train_dataloader(self):
+            return loader()
+
+    class WithHook(Validating):
+        def val_dataloader(self):
+            return given
+
     trainer = make_trainer(tmp_path, max_epochs=3, reload_dataloaders_every_n_epochs=int(through == "hook"))
     passed = (Validating(tmp_path), loader(), given)
-    arguments = passed if through == "argument" else (WithHook(tmp_path, given), WithTraining())
+    arguments = passed if through == "argument" else (WithHook(tmp_path), WithTraining())
     message = "The validation loader gives no batch: its data set is empty, .* It is left out of validation."
     with pytest.warns(UserWarning, match=message) as caught:
         trainer.fit(*arguments)
     assert len(caught) == 1
     assert (trainer.global_step, seen(tmp_path, "validation")) == (9, [])
-
-
-class WithTraining(DataModule):
-    def train_dataloader(self):
-        return loader()
 
 
 def test_an_empty_one_of_several_validation_loaders(tmp_path):
@@ -91,27 +86,24 @@ def test_an_empty_one_of_several_validation_loaders(tmp_path):
 
 
 def test_a_training_loader_in_evaluation(tmp_path):
-    with pytest.warns(UserWarning, match="The validation loader shuffles. Is it the training loader"):
-        make_trainer(tmp_path).validate(Validating(tmp_path), loader(shuffle=True))
-    with pytest.warns(UserWarning, match="The prediction loader shuffles"):
+    with pytest.warns(UserWarning, match="The prediction loader shuffles. Is it the training loader"):
         make_trainer(tmp_path).predict(Recorder(tmp_path), loader(shuffle=True))
 
 
-class RankStream(IterableDataset):
-    """Shares itself out: as many samples as `counts` says for the rank."""
-
-    def __init__(self, *counts):
-        self.counts = counts
-
-    def __len__(self):
-        return self.counts[torch.distributed.get_rank()]
-
-    def __iter__(self):
-        rank = torch.distributed.get_rank()
-        return iter(range(100 * rank, 100 * rank + self.counts[rank]))
-
-
 def test_shares_of_different_lengths_are_refused(tmp_path):
+    class RankStream(IterableDataset):
+        """Shares itself out: as many samples as `counts` says for the rank."""
+
+        def __init__(self, *counts):
+            self.counts = counts
+
+        def __len__(self):
+            return self.counts[torch.distributed.get_rank()]
+
+        def __iter__(self):
+            rank = torch.distributed.get_rank()
+            return iter(range(100 * rank, 100 * rank + self.counts[rank]))
+
     data = DataLoader(RankStream(4, 2), batch_size=2)
     message = "different number of batches on each rank: 2 on rank 0, 1 on rank 1.*or pass limit_train_batches=1"
     options = {"use_distributed_sampler": False}
@@ -148,21 +140,21 @@ class Stateful:
 def test_a_loaders_own_state_is_used(tmp_path, window):
     path = tmp_path / "middle.ckpt"
     options = {"max_epochs": 2, "accumulate_grad_batches": window}
-    make_trainer(tmp_path, callbacks=SaveAt(path, 2), **options).fit(Recorder(tmp_path), Stateful())
+    fit(tmp_path, Stateful(), callbacks=SaveAt(path, 2), **options)
     whole = seen(tmp_path)
     assert len(whole) == 8
     forget(tmp_path)
     resumed = Stateful()
-    make_trainer(tmp_path, **options).fit(Recorder(tmp_path), resumed, ckpt_path=path)
+    fit(tmp_path, resumed, ckpt_path=path, **options)
     assert seen(tmp_path) == whole[2:]
 
 
 def test_an_epoch_begins_at_its_first_batch_whatever_the_state(tmp_path):
     path = tmp_path / "end.ckpt"
     saves = LambdaCallback(on_train_epoch_end=lambda trainer, module: trainer.save_checkpoint(path))
-    make_trainer(tmp_path, callbacks=saves).fit(Recorder(tmp_path), Stateful())
+    fit(tmp_path, Stateful(), callbacks=saves)
     forget(tmp_path)
-    make_trainer(tmp_path, max_epochs=2).fit(Recorder(tmp_path), Stateful(), ckpt_path=path)
+    fit(tmp_path, Stateful(), ckpt_path=path, max_epochs=2)
     assert seen(tmp_path) == [[1, 0], [2, 0], [3, 0], [4, 0]]
 
 
@@ -176,7 +168,7 @@ def test_every_rank_has_its_own_state_back(tmp_path):
     with pytest.raises(
         CheckpointError, match="a state of its own, which was saved on 2 ranks and can't be divided among"
     ):
-        make_trainer(tmp_path, **options).fit(Recorder(tmp_path), Stateful(), ckpt_path=path)
+        fit(tmp_path, Stateful(), ckpt_path=path, **options)
 
 
 def test_a_loader_that_does_not_take_its_state_is_named(tmp_path):
@@ -188,19 +180,19 @@ def test_a_loader_that_does_not_take_its_state_is_named(tmp_path):
             return super().__iter__()
 
     path = tmp_path / "middle.ckpt"
-    make_trainer(tmp_path, callbacks=SaveAt(path, 2)).fit(Recorder(tmp_path), Stateful())
+    fit(tmp_path, Stateful(), callbacks=SaveAt(path, 2))
     cure = "Other doesn't take the state that it saved.*as many workers. It says: no key '_snapshot'"
     with pytest.raises(CheckpointError, match=cure):
-        make_trainer(tmp_path).fit(Recorder(tmp_path), Other(), ckpt_path=path)
+        fit(tmp_path, Other(), ckpt_path=path)
 
 
 def test_another_kind_of_loader_is_refused(tmp_path):
     path = tmp_path / "middle.ckpt"
-    make_trainer(tmp_path, callbacks=SaveAt(path, 2)).fit(Recorder(tmp_path), Stateful())
+    fit(tmp_path, Stateful(), callbacks=SaveAt(path, 2))
     with pytest.raises(
         CheckpointError, match="a loader that orders its data itself, and this is a DataLoader with a sa"
     ):
-        make_trainer(tmp_path).fit(Recorder(tmp_path), loader(), ckpt_path=path)
+        fit(tmp_path, loader(), ckpt_path=path)
 
 
 class Reloading(DataModule):
@@ -234,7 +226,7 @@ def test_a_resumed_run_has_the_loaders_of_its_epoch(tmp_path):
 def test_passed_loaders_cannot_be_made_anew(tmp_path):
     message = "reload_dataloaders_every_n_epochs=1 asks hooks for new loaders, and train_dataloaders were passed"
     with pytest.raises(ConfigurationError, match=message):
-        make_trainer(tmp_path, reload_dataloaders_every_n_epochs=1).fit(Recorder(tmp_path), loader())
+        fit(tmp_path, loader(), reload_dataloaders_every_n_epochs=1)
 
 
 def test_estimated_stepping_batches(tmp_path):

@@ -8,6 +8,7 @@ from trainer.recording import (
     Numbers,
     Recorder,
     Validating,
+    fit,
     forget,
     loader,
     make_parallel_trainer,
@@ -196,8 +197,7 @@ def test_it_is_made_again_from_a_checkpoint(tmp_path):
 
 def test_a_checkpoint_without_a_data_module(tmp_path):
     path = tmp_path / "a.ckpt"
-    trainer = make_trainer(tmp_path)
-    trainer.fit(Recorder(tmp_path), loader())
+    trainer = fit(tmp_path, loader())
     trainer.save_checkpoint(path)
     with pytest.raises(CheckpointError, match="has nothing of a data module"):
         Configured.load_from_checkpoint(path)
@@ -219,14 +219,6 @@ def test_loggers_get_the_hyperparameters_of_both(tmp_path):
     assert found == [{"num_samples": 2, "start": 0, "width": 4}]
 
 
-class OwnData(Validating):
-    def train_dataloader(self):
-        return loader(2, start=20)
-
-    def val_dataloader(self):
-        return loader(2, start=30)
-
-
 class TrainOnly(DataModule):
     def train_dataloader(self):
         return loader(2, start=40)
@@ -238,6 +230,13 @@ class TrainOnly(DataModule):
     ids=["the module's", "arguments", "the data module's"],
 )
 def test_whose_loaders_are_read(tmp_path, arguments, expected):
+    class OwnData(Validating):
+        def train_dataloader(self):
+            return loader(2, start=20)
+
+        def val_dataloader(self):
+            return loader(2, start=30)
+
     make_trainer(tmp_path).fit(OwnData(tmp_path), **arguments)
     assert seen(tmp_path) == [expected]
     assert seen(tmp_path, "validation") == [[30, 31]]

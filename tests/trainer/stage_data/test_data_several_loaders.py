@@ -11,6 +11,7 @@ from trainer.recording import (
     Recorder,
     SaveAt,
     Validating,
+    fit,
     flat,
     forget,
     loader,
@@ -43,7 +44,7 @@ def test_a_batch_has_the_structure_of_the_loaders():
 def test_a_loader_that_begins_again_shuffles_anew(tmp_path):
     loaders = {"a": loader(12, shuffle=True), "b": loader(4, start=100, shuffle=True)}
     torch.manual_seed(3)
-    make_trainer(tmp_path).fit(Recorder(tmp_path), loaders)
+    fit(tmp_path, loaders)
     passes = [flat([batch["b"] for batch in seen(tmp_path)[start : start + 2]]) for start in (0, 2, 4)]
     assert [sorted(one) for one in passes] == [[100, 101, 102, 103]] * 3
     assert passes != [passes[0]] * 3
@@ -67,15 +68,13 @@ CYCLED = [{"a": a, "b": b} for a, b in zip(LONG, [*SHORT, SHORT[0]], strict=True
     ],
 )
 def test_training_reads(tmp_path, loaders, expected):
-    trainer = make_trainer(tmp_path, max_epochs=2)
-    trainer.fit(Recorder(tmp_path), loaders)
+    trainer = fit(tmp_path, loaders, max_epochs=2)
     assert seen(tmp_path) == expected * 2
     assert trainer.num_training_batches == len(expected)
 
 
 def test_no_loader_knows_its_length(tmp_path):
-    trainer = make_trainer(tmp_path)
-    trainer.fit(Recorder(tmp_path), {"a": stream(), "b": stream(4)})
+    fit(tmp_path, {"a": stream(), "b": stream(4)})
     assert [batch["b"] for batch in seen(tmp_path)] == [[0, 1], [2, 3], [0, 1]]
     with pytest.raises(TypeError):
         len(CombinedLoader({"a": stream()}))
@@ -98,11 +97,11 @@ def test_a_run_goes_on_in_the_middle(tmp_path, mode, stop):
 
     torch.manual_seed(1)
     saving = SaveAt(tmp_path / "middle.ckpt", stop)
-    make_trainer(tmp_path, max_epochs=2, callbacks=saving).fit(Recorder(tmp_path), loaders())
+    fit(tmp_path, loaders(), max_epochs=2, callbacks=saving)
     whole = seen(tmp_path)
     forget(tmp_path)
     torch.manual_seed(5)
-    make_trainer(tmp_path, max_epochs=2).fit(Recorder(tmp_path), loaders(), ckpt_path=tmp_path / "middle.ckpt")
+    fit(tmp_path, loaders(), ckpt_path=tmp_path / "middle.ckpt", max_epochs=2)
     assert seen(tmp_path) == whole[stop:]
 
 
@@ -111,7 +110,7 @@ def test_another_number_of_ranks_goes_on(tmp_path):
         return {"a": loader(16, shuffle=True), "b": loader(8, start=100)}
 
     saving = SaveAt(tmp_path / "middle.ckpt", 2)
-    make_trainer(tmp_path, callbacks=saving).fit(Recorder(tmp_path), loaders())
+    fit(tmp_path, loaders(), callbacks=saving)
     whole = seen(tmp_path)
     forget(tmp_path)
     path = tmp_path / "middle.ckpt"
@@ -123,12 +122,10 @@ def test_another_number_of_ranks_goes_on(tmp_path):
 
 def test_other_loaders_are_refused(tmp_path):
     saving = SaveAt(tmp_path / "middle.ckpt", 1)
-    make_trainer(tmp_path, callbacks=saving).fit(Recorder(tmp_path), pair())
+    fit(tmp_path, pair(), callbacks=saving)
     message = r"mode='max_size_cycle'\) with the loaders \['a', 'b'\]; this is mode='max_size_cycle' with \['a', 'c'\]"
     with pytest.raises(CheckpointError, match=message):
-        make_trainer(tmp_path).fit(
-            Recorder(tmp_path), {"a": loader(), "c": loader()}, ckpt_path=tmp_path / "middle.ckpt"
-        )
+        fit(tmp_path, {"a": loader(), "c": loader()}, ckpt_path=tmp_path / "middle.ckpt")
 
 
 def test_evaluation_reads_them_one_after_the_other(tmp_path):
@@ -158,21 +155,19 @@ def test_mistakes():
         list(once)
 
 
-class Drawn(Numbers):
-    """Samples with the seed of the worker that loads them."""
-
-    def __getitem__(self, index):
-        return torch.tensor([index, get_worker_info().seed])
-
-
-class Reader(Recorder):
-    def training_step(self, batch, batch_idx):
-        self.note("train", numbers(batch))
-        return self.layer(torch.ones(1, 1)).mean()
-
-
 def test_fabric_and_the_trainer_give_the_same_batches_and_worker_seeds(tmp_path):
     """For the same two loaders and the same seed, in two epochs."""
+
+    class Reader(Recorder):
+        def training_step(self, batch, batch_idx):
+            self.note("train", numbers(batch))
+            return self.layer(torch.ones(1, 1)).mean()
+
+    class Drawn(Numbers):
+        """Samples with the seed of the worker that loads them."""
+
+        def __getitem__(self, index):
+            return torch.tensor([index, get_worker_info().seed])
 
     def begin():
         seed_everything(5)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from core import Callback, ConfigurationError, Fabric, Trainer
 from core.callbacks import GradientAccumulationScheduler
@@ -65,29 +65,28 @@ def test_drop_last_leaves_out_a_window_that_is_short():
         assert (theirs, done) == (close(weights), 6)
 
 
-def fabric_loop(num_ranks):
-    torch.manual_seed(1)
-    fabric = Fabric(accelerator="cpu", devices=num_ranks, strategy="ddp" if num_ranks > 1 else "auto")
-    module = nn.Linear(3, 1, dtype=torch.float64)
-    torch.manual_seed(0)
-    nn.init.normal_(module.weight)
-    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-    torch.manual_seed(1)
-    loader = fabric.setup_dataloaders(DataLoader(data(), batch_size=3, shuffle=True), global_batch_size=12)
-    num_steps = 0
-    for _ in range(2):
-        for inputs, targets, _ in loader:
-            with fabric.no_backward_sync(model, enabled=not loader.ends_window):
-                fabric.backward(nn.functional.mse_loss(model(inputs), targets) * loader.loss_weight)
-            if loader.ends_window:
-                optimizer.step()
-                optimizer.zero_grad()
-                num_steps += 1
-    fabric.teardown()
-    return model.weight.flatten().tolist(), num_steps, loader.num_accumulated
-
-
 def test_a_loop_of_ones_own_is_told_when_to_step():
+    def fabric_loop(num_ranks):
+        torch.manual_seed(1)
+        fabric = Fabric(accelerator="cpu", devices=num_ranks, strategy="ddp" if num_ranks > 1 else "auto")
+        module = nn.Linear(3, 1, dtype=torch.float64)
+        torch.manual_seed(0)
+        nn.init.normal_(module.weight)
+        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        torch.manual_seed(1)
+        loader = fabric.setup_dataloaders(DataLoader(data(), batch_size=3, shuffle=True), global_batch_size=12)
+        num_steps = 0
+        for _ in range(2):
+            for inputs, targets, _ in loader:
+                with fabric.no_backward_sync(model, enabled=not loader.ends_window):
+                    fabric.backward(nn.functional.mse_loss(model(inputs), targets) * loader.loss_weight)
+                if loader.ends_window:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    num_steps += 1
+        fabric.teardown()
+        return model.weight.flatten().tolist(), num_steps, loader.num_accumulated
+
     weights, num_steps, num_accumulated = fabric_loop(1)
     assert (num_steps, num_accumulated) == (8, 4)
     for theirs, steps, accumulated in in_one_process(fabric_loop, 3, ranks=3):
@@ -123,24 +122,14 @@ class OnStream(Net):
         return self.layer(batch).mean()
 
 
-class Manual(Net):
-    automatic_optimization = False
-
-
-def own_batches():
-    sampler = BatchSampler(SequentialSampler(range(8)), 2, drop_last=False)
-    return DataLoader(TensorDataset(torch.ones(8, 3, dtype=torch.float64)), batch_sampler=iter_only(sampler))
-
-
-def iter_only(sampler):
+def test_what_cannot_be_divided_is_refused_before_work():
     class Own:
         def __iter__(self):
-            return iter(sampler)
+            return iter([[0, 1], [2, 3]])
 
-    return Own()
+    class Manual(Net):
+        automatic_optimization = False
 
-
-def test_what_cannot_be_divided_is_refused_before_work():
     def fit(loader, module=None, **options):
         Trainer(**{**QUIET, "devices": 1, "max_epochs": 1, "global_batch_size": 12, **options}).fit(
             module or OnStream(), loader
@@ -149,7 +138,7 @@ def test_what_cannot_be_divided_is_refused_before_work():
     with pytest.raises(
         ConfigurationError, match=r"needs a DataLoader with a batch_size.*got a DataLoader with batch_s"
     ):
-        fit(own_batches())
+        fit(DataLoader(torch.ones(8, 3), batch_sampler=Own()))
     with pytest.raises(ConfigurationError, match=r"needs a DataLoader with a batch_size.*got a list"):
         fit([torch.ones(2, 3)])
     with pytest.raises(ConfigurationError, match="one training loader, and there are 2"):

@@ -131,15 +131,3 @@ def test_shares_of_ranks_of_their_own_are_refused_on_another_number(tmp_path):
         CheckpointError, match=r"within an epoch by 2 ranks, of which each read a share of its own .* 1 are"
     ):
         train(LOADERS["stream"](4), tmp_path / "own", use_distributed_sampler=False)
-
-
-@pytest.mark.parametrize(("before", "after", "accumulated"), [(8, 4, 1), (2, 4, 2)])
-def test_two_ranks(tmp_path, before, after, accumulated):
-    options = {"strategy": "ddp", "devices": 2, "accumulate_grad_batches": accumulated}
-
-    def train_twice():
-        first = train(LOADERS["map"](before), tmp_path / "c", max_steps=1, **options)
-        return first + train(LOADERS["map"](after), tmp_path / "c", **options)
-
-    first, second = in_one_process(train_twice)
-    assert sorted(first + second) == list(range(NUM_SAMPLES))

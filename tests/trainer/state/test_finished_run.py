@@ -24,30 +24,6 @@ class Logging(Net):
         return loss
 
 
-class TwoSteps(Net):
-    """Two optimizer steps a batch, so that a run ends past an odd `max_steps`."""
-
-    automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        for _ in range(2):
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            optimizer.step()
-
-
-class Heard(Callback):
-    def __init__(self):
-        self.hooks = []
-
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        self.hooks.append("batch")
-
-    def on_fit_end(self, trainer, module):
-        self.hooks.append("end")
-
-
 def fit(root, module=None, *, num_batches=3, callbacks=(), ckpt_path="last", **options):
     quiet = {**QUIET, "logger": True, "enable_checkpointing": True, "default_root_dir": root}
     trainer = Trainer(callbacks=[*callbacks], **{**quiet, **options})
@@ -68,6 +44,16 @@ def runs(root):
     ],
 )
 def test_a_finished_run_that_is_started_again_says_so_and_ends_well(tmp_path, capsys, limits, told):
+    class Heard(Callback):
+        def __init__(self):
+            self.hooks = []
+
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            self.hooks.append("batch")
+
+        def on_fit_end(self, trainer, module):
+            self.hooks.append("end")
+
     first = fit(tmp_path, **limits)
     assert "trains nothing" not in capsys.readouterr().out
     heard, module = Heard(), Logging()
@@ -82,6 +68,18 @@ def test_a_finished_run_that_is_started_again_says_so_and_ends_well(tmp_path, ca
 
 
 def test_a_last_batch_of_several_steps_is_an_end_too(tmp_path, capsys):
+    class TwoSteps(Net):
+        """Two optimizer steps a batch, so that a run ends past an odd `max_steps`."""
+
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            for _ in range(2):
+                optimizer = self.optimizers()
+                optimizer.zero_grad()
+                self.manual_backward(super().training_step(batch, batch_idx))
+                optimizer.step()
+
     assert fit(tmp_path, TwoSteps(), max_steps=3).global_step == 4
     assert fit(tmp_path, TwoSteps(), max_steps=3).global_step == 4
     assert "by max_steps=3" in capsys.readouterr().out

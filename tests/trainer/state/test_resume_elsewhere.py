@@ -3,7 +3,6 @@
 import dataclasses
 import glob
 import logging
-import os
 
 import pytest
 import torch
@@ -25,30 +24,28 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
-class Exact(Net):
-    """In double precision and without noise, so that several ranks compute what one does."""
-
-    def __init__(self, optimizers, norm=nn.LayerNorm):
-        super().__init__(optimizers, nn.LayerNorm)
-        self.layers[2] = nn.Identity()
-        self.double()
-
-    def training_step(self, batch, batch_idx):
-        return super().training_step([part.double() for part in batch], batch_idx)
-
-
-def global_losses(events_by_rank):
-    """The mean over ranks for each batch: every rank has as many samples."""
-    losses = [[event[3] for event in events if event[0] == "batch"] for events in events_by_rank]
-    return [sum(ranks) / len(ranks) for ranks in zip(*losses, strict=True)]
-
-
-def epoch_values(events):
-    return [event[3] for event in events if event[0] == "epoch"]
-
-
 def test_other_ranks(tmp_path):
     """That weights go on the same is the conformance kit's; here what is logged, and samples that are augmented."""
+
+    def epoch_values(events):
+        return [event[3] for event in events if event[0] == "epoch"]
+
+    def global_losses(events_by_rank):
+        """The mean over ranks for each batch: every rank has as many samples."""
+        losses = [[event[3] for event in events if event[0] == "batch"] for events in events_by_rank]
+        return [sum(ranks) / len(ranks) for ranks in zip(*losses, strict=True)]
+
+    class Exact(Net):
+        """In double precision and without noise, so that several ranks compute what one does."""
+
+        def __init__(self, optimizers, norm=nn.LayerNorm):
+            super().__init__(optimizers, nn.LayerNorm)
+            self.layers[2] = nn.Identity()
+            self.double()
+
+        def training_step(self, batch, batch_idx):
+            return super().training_step([part.double() for part in batch], batch_idx)
+
     case = Case(sgd, net=Exact, augments=True, trainer={"seed_samples": True})
     whole, _, _ = train(case, SaveAlways(str(tmp_path)))
 
@@ -112,26 +109,23 @@ def test_what_an_unfinished_epoch_has_logged_is_there_to_see(tmp_path):
     assert trainer.callback_metrics["train_loss_epoch"].item() == pytest.approx(sum(losses) / 3)
 
 
-class Stopper(Callback):
-    """Asks for a stop, and for a checkpoint, in the middle of an accumulation window."""
-
-    def __init__(self, path, batch):
-        self.path, self.batch = path, batch
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if trainer.progress.total_batches == self.batch:
-            trainer.should_stop = True
-            trainer.save_checkpoint(self.path)
-            assert not os.path.exists(self.path)
-
-
 @pytest.mark.parametrize("batch", [1, 3, 6])
 def test_a_stop_within_a_window_waits_for_its_end(tmp_path, batch):
+    class Stopper(Callback):
+        """Asks for a stop, and for a checkpoint, in the middle of an accumulation window."""
+
+        def on_train_batch_end(self, trainer, module, *_):
+            if trainer.progress.total_batches == batch:
+                trainer.should_stop = True
+                trainer.save_checkpoint(path)
+                assert not path.exists()
+
+    path = tmp_path / "stop.ckpt"
     case = Case(trainer={"accumulate_grad_batches": 2})
     events, weights, _ = train(case)
-    stopped, _, _ = train(case, Stopper(str(tmp_path / "stop.ckpt"), batch))
+    stopped, _, _ = train(case, Stopper())
     assert count_batches(stopped) == batch + 1
-    resumed, resumed_weights, _ = train(case, ckpt_path=tmp_path / "stop.ckpt", seed=99)
+    resumed, resumed_weights, _ = train(case, ckpt_path=path, seed=99)
     assert resumed == events[-len(resumed) :]
     assert resumed_weights == weights
 
@@ -156,24 +150,23 @@ def test_time_counts_over_restarts(tmp_path):
 # metrics objects -----------------------------------------------------------------------------------------------------
 
 
-class WithMetrics(Net):
-    def __init__(self, optimizers, **options):
-        super().__init__(optimizers, **options)
-        self.mean, self.listed = torchmetrics.MeanMetric(), torchmetrics.CatMetric()
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.mean.update(loss.detach())
-        self.listed.update(batch[0][:, 0])
-        self.log("metric", self.mean, on_step=False, on_epoch=True)
-        return loss
-
-    def on_train_epoch_end(self):
-        self.events.append(("listed", self.listed.compute().tolist()))
-        self.listed.reset()
-
-
 def test_torchmetrics_objects_go_on(tmp_path):
+    class WithMetrics(Net):
+        def __init__(self, optimizers, **options):
+            super().__init__(optimizers, **options)
+            self.mean, self.listed = torchmetrics.MeanMetric(), torchmetrics.CatMetric()
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.mean.update(loss.detach())
+            self.listed.update(batch[0][:, 0])
+            self.log("metric", self.mean, on_step=False, on_epoch=True)
+            return loss
+
+        def on_train_epoch_end(self):
+            self.events.append(("listed", self.listed.compute().tolist()))
+            self.listed.reset()
+
     case = Case(sgd, net=WithMetrics)
     events, _, _ = train(case, SaveAlways(str(tmp_path)))
     for batch in ("002-batch", "005-batch", "009-batch"):

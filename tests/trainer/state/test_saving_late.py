@@ -43,16 +43,6 @@ def test_the_caller_saves_what_ranks_of_another_process_have_left(tmp_path):
     assert "progress" in saved["late"]
 
 
-def saving_late(path, num_ranks, case, stop):
-    """Train, save once fit has returned, and go on in another Trainer; all events and the weights."""
-    begun, trainer = train(case, num_ranks=num_ranks, returns_trainer=True, **stop)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        trainer.save_checkpoint(path)
-    rest, weights, _ = train(case, num_ranks=num_ranks, ckpt_path=path, seed=99)
-    return begun + rest, weights
-
-
 @pytest.mark.parametrize(
     ("strategy", "stop"),
     [
@@ -62,35 +52,43 @@ def saving_late(path, num_ranks, case, stop):
     ],
 )
 def test_a_run_goes_on_from_what_was_saved_after_fit(tmp_path, strategy, stop):
+    def saving_late():
+        """Train, save once fit has returned, and go on in another Trainer; all events and the weights."""
+        begun, trainer = train(case, num_ranks=num_ranks, returns_trainer=True, **stop)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            trainer.save_checkpoint(tmp_path / "late.ckpt")
+        rest, weights, _ = train(case, num_ranks=num_ranks, ckpt_path=tmp_path / "late.ckpt", seed=99)
+        return begun + rest, weights
+
     num_ranks = 1 + (strategy != "auto")
     case = Case(adamw_by_step, validates=True, trainer={"strategy": strategy})
-    saved = in_one_process(saving_late, tmp_path / "late.ckpt", num_ranks, case, stop, ranks=num_ranks)
+    saved = in_one_process(saving_late, ranks=num_ranks)
     whole = in_one_process(lambda: train(case, num_ranks=num_ranks)[:2], ranks=num_ranks)
     assert saved == whole
 
 
-class Drawing(SingleDeviceStrategy):
-    """Has a number of its own, such as the random state of a second device, and forgets it with each set-up."""
-
-    number = 0
-
-    def setup_module(self, module):
-        self.number = 0
-        return super().setup_module(module)
-
-    def optimizer_step(self, *arguments, **options):
-        self.number += 1
-        return super().optimizer_step(*arguments, **options)
-
-    def rank_state_dict(self):
-        return {"number": torch.tensor(self.number)}
-
-    def load_rank_state_dict(self, state):
-        self.number = int(state["number"])
-
-
 @pytest.mark.parametrize("storage", ["torch", "distributed"])
 def test_what_a_strategy_keeps_for_a_rank_is_that_of_the_end_of_fit(tmp_path, storage):
+    class Drawing(SingleDeviceStrategy):
+        """Has a number of its own, such as the random state of a second device, and forgets it with each set-up."""
+
+        number = 0
+
+        def setup_module(self, module):
+            self.number = 0
+            return super().setup_module(module)
+
+        def optimizer_step(self, *arguments, **options):
+            self.number += 1
+            return super().optimizer_step(*arguments, **options)
+
+        def rank_state_dict(self):
+            return {"number": torch.tensor(self.number)}
+
+        def load_rank_state_dict(self, state):
+            self.number = int(state["number"])
+
     path = tmp_path / "late.ckpt"
     for max_steps, ckpt_path in ((3, None), (5, path)):
         strategy = Drawing(accelerator=CPUAccelerator())

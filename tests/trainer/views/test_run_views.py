@@ -14,37 +14,36 @@ from trainer.recording import Recorder, Validating, loader, make_parallel_traine
 MODES = ("training", "validating", "testing", "predicting", "sanity_checking")
 
 
-class Asking(Validating):
-    """The trainer's answers about itself in hooks of each kind."""
-
-    def __init__(self, root):
-        super().__init__(root)
-        self.said = {}
-
-    def ask(self, name):
-        self.said[name] = [mode for mode in MODES if getattr(self.trainer, mode)]
-
-    def setup(self, stage):
-        self.ask(f"setup {stage}")
-
-    def on_train_batch_start(self, *_):
-        self.ask("train")
-        assert [type(optimizer).__name__ for optimizer in self.trainer.optimizers] == ["SGD"]
-
-    def on_validation_batch_start(self, *_):
-        self.ask("sanity" if self.trainer.sanity_checking else f"validation in {self.trainer.stage}")
-
-    def on_test_batch_start(self, *_):
-        self.ask("test")
-
-    def on_predict_batch_start(self, *_):
-        self.ask("predict")
-
-    def on_train_end(self):
-        self.ask("train end")
-
-
 def test_what_is_going_on(tmp_path):
+    class Asking(Validating):
+        """The trainer's answers about itself in hooks of each kind."""
+
+        def __init__(self, root):
+            super().__init__(root)
+            self.said = {}
+
+        def ask(self, name):
+            self.said[name] = [mode for mode in MODES if getattr(self.trainer, mode)]
+
+        def setup(self, stage):
+            self.ask(f"setup {stage}")
+
+        def on_train_batch_start(self, *_):
+            self.ask("train")
+            assert [type(optimizer).__name__ for optimizer in self.trainer.optimizers] == ["SGD"]
+
+        def on_validation_batch_start(self, *_):
+            self.ask("sanity" if self.trainer.sanity_checking else f"validation in {self.trainer.stage}")
+
+        def on_test_batch_start(self, *_):
+            self.ask("test")
+
+        def on_predict_batch_start(self, *_):
+            self.ask("predict")
+
+        def on_train_end(self):
+            self.ask("train end")
+
     module = Asking(tmp_path)
     trainer = make_trainer(tmp_path, num_sanity_val_steps=1)
     trainer.fit(module, loader(), loader())
@@ -98,19 +97,18 @@ def test_a_second_fit_that_has_nothing_left_to_do_says_so(tmp_path):
 # a strategy that sets up in its own way ------------------------------------------------------------------------------
 
 
-class WithoutSuper(SingleDeviceStrategy):
-    calls = 0
-
-    def setup(self, trainer):
-        self.calls += 1
-
-
 class WithTestStep(Net):
     def test_step(self, batch):
         pass
 
 
 def test_a_setup_that_does_its_own_part_only():
+    class WithoutSuper(SingleDeviceStrategy):
+        calls = 0
+
+        def setup(self, trainer):
+            self.calls += 1
+
     trainer = fit(Net(), strategy=WithoutSuper())
     assert trainer.global_step == 3
     assert trainer.test(WithTestStep(), batches()) == [{}]

@@ -31,7 +31,3 @@ def test_a_cpu_has_no_indices_to_choose_from(devices):
 def test_memory_is_what_the_process_has_held():
     block = torch.ones(100 * 2**20, dtype=torch.uint8)
     assert CPUAccelerator().memory_stats(torch.device("cpu"))["peak_resident_bytes"] >= block.nbytes
-
-
-def test_its_generator_is_torchs_own():
-    assert CPUAccelerator().get_rng_state(torch.device("cpu")) is None

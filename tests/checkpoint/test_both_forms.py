@@ -14,6 +14,7 @@ from checkpoint.steps import names
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint, newest_valid
 from core.contract import CheckpointError, CheckpointNotFoundError
 from support.checkpoint_collectives import Alone
+from support.same import assert_same
 
 ALONE = Alone()
 
@@ -33,19 +34,6 @@ def there_and_back(storage, path, state):
     return storage.load_checkpoint(path, collectives=ALONE)
 
 
-def test_a_training_run_comes_back(storage, path):
-    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    optimizer = torch.optim.AdamW(module.parameters())
-    module(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-    loaded = there_and_back(storage, path, {"module": module.state_dict(), "optimizer": optimizer.state_dict()})
-    assert list(loaded["module"]) == list(module.state_dict())
-    assert all(torch.equal(loaded["module"][name], value) for name, value in module.state_dict().items())
-    assert loaded["module"]._metadata == module.state_dict()._metadata
-    assert torch.equal(loaded["optimizer"]["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
-    assert loaded["optimizer"]["param_groups"] == optimizer.state_dict()["param_groups"]
-
-
 def test_every_type_that_is_accepted_comes_back_as_it_was(storage, path):
     plain = {
         "scalars": [None, True, 1, -(2**70), 1.5, float("inf"), 1 + 2j, "text é", b"bytes", bytearray(b"array")],
@@ -61,13 +49,14 @@ def test_every_type_that_is_accepted_comes_back_as_it_was(storage, path):
 
 @pytest.mark.parametrize("code", [*"?bhilBHILefdgFDG", "U3", "S3"])
 def test_arrays_come_back_as_arrays(storage, path, code):
-    array = np.zeros((2, 3), code)
+    array = np.arange(6).reshape(2, 3).astype(code)
     state = {"array": array, "turned": array.T, "empty": array[:0], "scalar": array[0, 0]}
-    loaded = there_and_back(storage, path, state)
-    assert [loaded[name].dtype for name in ("array", "turned", "empty")] == [array.dtype] * 3
-    assert [loaded[name].shape for name in state] == [(2, 3), (3, 2), (0, 3), ()]
-    np.testing.assert_array_equal(loaded["array"], array)
-    assert type(loaded["scalar"]) is type(array[0, 0])
+    assert_same(there_and_back(storage, path, state), state)
+
+
+def test_the_version_of_a_modules_state_comes_back(storage, path):
+    state = nn.BatchNorm1d(4).state_dict()
+    assert there_and_back(storage, path, {"module": state})["module"]._metadata == state._metadata
 
 
 FORMS = {
@@ -188,16 +177,6 @@ def test_a_missing_folder_and_an_empty_one(storage, path):
         storage.load_checkpoint(path, collectives=ALONE)
     with pytest.raises(CheckpointNotFoundError, match="nor its folder"):
         storage.load_checkpoint(path / "a" / "b", collectives=ALONE)
-
-
-def test_exists_and_remove(storage, path):
-    assert not storage.exists(path)
-    storage.save_checkpoint({"x": 1}, path, collectives=ALONE)
-    assert storage.exists(path)
-    assert not storage.exists(path.parent)
-    storage.remove_checkpoint(path, collectives=ALONE)
-    assert names(path.parent) == []
-    storage.remove_checkpoint(path, collectives=ALONE)
 
 
 def test_a_file_url_may_be_as_the_path_itself_writes_it(storage, tmp_path):

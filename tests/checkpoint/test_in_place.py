@@ -135,9 +135,9 @@ def test_autograd_sees_that_a_tensor_was_filled(path):
     assert torch.equal(inference, weight)
 
 
-def trained(fabric, width, optimizer_class=torch.optim.Adam):
+def trained(fabric, width):
     module = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Linear(width, width))
-    model, optimizer = fabric.setup(module, optimizer_class(module.parameters()))
+    model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))
     fabric.backward(model(torch.randn(2, width)).square().mean())
     optimizer.step()
     optimizer.zero_grad()

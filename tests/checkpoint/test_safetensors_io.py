@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from core import Fabric, Trainer
-from core.checkpoint import DistributedCheckpointIO, SafetensorsCheckpointIO, load_checkpoint, verify_checkpoint
-from core.checkpoint.upkeep.conversion import convert_checkpoint
+from core.checkpoint import SafetensorsCheckpointIO, load_checkpoint, verify_checkpoint
 from core.contract import CheckpointCorruptedError, CheckpointError
 from support.checkpoint_collectives import Alone
+from support.same import assert_same
 from support.small_nets import QUIET, Net
 
 DTYPES = [
@@ -45,10 +45,8 @@ def test_every_format_comes_back(path, dtype):
         "empty": torch.ones(0, 2, dtype=dtype),
     }
     loaded = save_and_load({"model": weights}, path)["model"]
-    assert {name: (value.dtype, value.shape) for name, value in loaded.items()} == {
-        name: (value.dtype, value.shape) for name, value in weights.items()
-    }
-    assert all(torch.equal(loaded[name].double(), weights[name].double()) for name in weights)
+    assert_same({name: loaded[name] for name in weights}, weights)
+    assert len(loaded) == len(weights)
 
 
 def test_other_programs_read_it(path):
@@ -131,17 +129,6 @@ def test_what_cannot_be_written_leaves_what_was_there(path, state, message):
     assert load_checkpoint(path)["model"]["w"].tolist() == [1]
 
 
-@pytest.mark.parametrize("place", [0, 20, -1], ids=["length", "header", "data"])
-def test_one_flipped_bit_is_found(path, place):
-    save({"model": {"w": torch.ones(100)}}, path)
-    content = bytearray(path.read_bytes())
-    content[place] ^= 4
-    path.write_bytes(content)
-    for read in (load_checkpoint, verify_checkpoint):
-        with pytest.raises(CheckpointCorruptedError, match=r"weights\.safetensors.* is damaged"):
-            read(path)
-
-
 def test_what_is_no_such_file_is_named(path):
     path.write_bytes(b"not at all")
     with pytest.raises(CheckpointCorruptedError, match=r"weights\.safetensors' is not a file of safetensors"):
@@ -162,16 +149,6 @@ def test_nothing_is_lost_without_a_word(path, lost):
     with pytest.raises(CheckpointError, match=r"'other' would be lost, with tensors .* save_weights_only=True"):
         save({"model": {"w": torch.ones(2)}, "other": lost}, path)
     assert not path.exists()
-
-
-def test_a_conversion_says_what_it_leaves_out(path):
-    whole = path.with_name("whole.ckpt")
-    state = {"model": {"w": torch.ones(2)}, "optimizers": [{"state": {0: {"m": torch.ones(2)}}}], "epoch": 3}
-    DistributedCheckpointIO().save_checkpoint(state, whole, collectives=Alone())
-    with pytest.warns(UserWarning, match=r"weights\.safetensors' holds weights and plain .* Left out: 'optimizers'\."):
-        convert_checkpoint(whole, path, SafetensorsCheckpointIO())
-    loaded = load_checkpoint(path)
-    assert (loaded["epoch"], loaded["model"]["w"].tolist(), len(loaded)) == (3, [1, 1], 2)
 
 
 def test_a_trainer_saves_weights_alone(path):

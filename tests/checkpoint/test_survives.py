@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import re
-import resource
 import shutil
 import threading
 from itertools import count
@@ -129,36 +128,6 @@ def test_any_change_may_fail(path, kind, before, error, monkeypatch):
         check_the_next_save(path, kind)
     assert seen == {old, 2}
     assert found_step(path) == 2, "what fails after that is no failed save"
-
-
-@IN_EACH_FORM
-def test_a_write_that_the_system_ends_midway_leaves_the_previous_one(path, kind):
-    save(path, 1, kind)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, hard))
-    try:
-        assert "can't be written: File too large. What was there is untouched" in attempt(lambda: save(path, 2, kind))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert loaded_step(path) == 1
-    assert names(path.parent) == WHOLE[kind]
-
-
-@IN_EACH_FORM
-def test_a_folder_that_is_read_only_leaves_the_previous_one(path, kind, monkeypatch):
-    save(path, 1, kind)
-    monkeypatch.chdir(path.parent)  # folders above may be closed to a user who isn't root
-    path.parent.chmod(0o555)
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        assert "can't be written: Permission denied" in attempt(lambda: save("last.ckpt", 2, kind))
-    finally:
-        os.seteuid(user)
-        path.parent.chmod(0o755)
-    assert loaded_step(path) == 1
-    assert names(path.parent) == WHOLE[kind]
 
 
 def test_short_writes_are_completed(path, monkeypatch):

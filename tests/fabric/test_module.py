@@ -227,17 +227,3 @@ def test_torch_compile_before_or_after(net, compiled_first):
     assert torch.allclose(model(x), net(x))
     fabric.backward(model(x).sum(), model=model)
     assert net.inner.weight.grad is not None
-
-
-def test_a_marked_method_is_seen_by_a_real_wrapper(net):
-    fabric = Fabric(accelerator="cpu", strategy="ddp", devices=1)
-    try:
-        model = fabric.setup(net)
-        assert model.wrapped is not net
-        with pytest.raises(ModuleError, match="which DDPStrategy can't see"):
-            model.embed(torch.ones(1, 3))
-        model.mark_forward_method("embed")
-        fabric.backward(model.embed(torch.ones(1, 3)).sum())
-        assert net.inner.weight.grad.unique().tolist() == [1.0]
-    finally:
-        fabric.teardown()

@@ -65,10 +65,7 @@ tell(
     rank=fabric.global_rank,
     world=fabric.world_size,
     local=fabric.local_rank,
-    gathered={key: value.tolist() for key, value in fabric.all_gather({"a": fabric.global_rank}).items()},
     mean=fabric.all_reduce([float(fabric.global_rank)])[0].item(),
-    sum=fabric.all_reduce(torch.ones(2), reduce_op="sum").tolist(),
-    sent=fabric.broadcast({"from": fabric.global_rank}, src=1),
     seed=fabric.seed_everything(4, per_rank=True),
 )
 fabric.print("{}")
@@ -79,13 +76,7 @@ def check_collectives(told):
     told = [values for values in told if values]
     assert told[0]["drawn"] == told[1]["drawn"]
     assert [values["rank"] for values in told] == [0, 1] == [values["local"] for values in told]
-    for values in told:
-        assert values["world"] == 2
-        assert values["gathered"] == {"a": [0, 1]}
-        assert values["mean"] == 0.5
-        assert values["sum"] == [2.0, 2.0]
-        assert values["sent"] == {"from": 1}
-    assert [values["seed"] for values in told] == [4, 5]
+    assert [(values["world"], values["mean"], values["seed"]) for values in told] == [(2, 0.5, 4), (2, 0.5, 5)]
 
 
 def test_a_script_that_launches_itself(run):

@@ -169,15 +169,6 @@ def test_a_class_by_its_name(acme):
         loggers.class_named("Acne")
 
 
-def test_a_well_known_class_says_what_to_install(registry):
-    with pytest.raises(ImportError) as raised:
-        registry("strategy").class_named("DDPStrategy")
-    assert str(raised.value) == (
-        "The strategy class DDPStrategy comes with core-ddp. core-ddp is not installed: `pip install core-ddp` "
-        "(from this project's wheels or checkout, not from an index: README, Install)."
-    )
-
-
 @pytest.mark.parametrize("name", ["submodule", "_private", "__wrapped__"])
 def test_the_packages_of_core_look_at_no_plugin_for_what_is_no_class(name):
     with pytest.raises(AttributeError, match=f"module 'core.loggers' has no attribute '{name}'"):

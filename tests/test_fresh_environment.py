@@ -14,18 +14,6 @@ OURS = ("core-training", "core-testing")
 
 pytestmark = pytest.mark.skipif("CORE_WHEELS" not in os.environ, reason="only tox has built the wheels")
 
-PROGRAM = """
-from core import Trainer
-Trainer(strategy="ddp", accelerator="cpu", devices=2)
-print("made")
-"""
-EXCHANGE = """
-from core import Fabric
-
-fabric = Fabric(strategy="ddp_fork", accelerator="cpu", devices=2)
-print(fabric.launch(lambda fabric: fabric.broadcast(["from rank", fabric.global_rank], src=1)))
-"""
-
 
 def required_entries():
     """The entries of `site-packages` for all that core and its kit require, and for what that requires in turn."""
@@ -58,18 +46,6 @@ def variables():
     return {name: value for name, value in os.environ.items() if not name.startswith(("CORE_", "PYTHON"))}
 
 
-def run(environment, *command, check=True, timeout_s=120):
-    return subprocess.run(
-        [environment / "bin" / command[0], *command[1:]],
-        cwd=environment,
-        env=variables(),
-        capture_output=True,
-        text=True,
-        check=check,
-        timeout=timeout_s,
-    )
-
-
 def pip(environment, *arguments):
     python = str(environment / "bin" / "python")
     command = [sys.executable, "-m", "pip", "--quiet", "--python", python, *arguments]
@@ -83,13 +59,35 @@ def install(environment, *names):
 
 @pytest.mark.slow
 def test_a_backend_comes_and_goes_with_its_package(environment):
+    def run(environment, *command, check=True, timeout_s=120):
+        return subprocess.run(
+            [environment / "bin" / command[0], *command[1:]],
+            cwd=environment,
+            env=variables(),
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=timeout_s,
+        )
+
+    exchange = """
+from core import Fabric
+
+fabric = Fabric(strategy="ddp_fork", accelerator="cpu", devices=2)
+print(fabric.launch(lambda fabric: fabric.broadcast(["from rank", fabric.global_rank], src=1)))
+"""
+    program = """
+from core import Trainer
+Trainer(strategy="ddp", accelerator="cpu", devices=2)
+print("made")
+"""
     install(environment, "core-ddp")
     listed = run(environment, "core", "list-strategies").stdout
     rows = [line.split() for line in listed.splitlines()]
     assert ["ddp", "DDPStrategy", "core-ddp", "0.1.0", "ok"] in rows
     assert ["single_device", "SingleDeviceStrategy", "core-training", "0.1.0", "ok"] in rows
-    assert "made" in run(environment, "python", "-c", PROGRAM.replace("2)", "1)")).stdout
-    assert "['from rank', 1]" in run(environment, "python", "-c", EXCHANGE).stdout
+    assert "made" in run(environment, "python", "-c", program.replace("2)", "1)")).stdout
+    assert "['from rank', 1]" in run(environment, "python", "-c", exchange).stdout
     doctor = run(environment, "core", "doctor")
     assert "Everything is in order." in doctor.stdout
     assert "another core" not in doctor.stdout
@@ -99,6 +97,6 @@ def test_a_backend_comes_and_goes_with_its_package(environment):
     kit = run(environment, "core", "check", "ddp", check=False)
     assert kit.returncode == 1
     assert "`pip install core-testing`" in kit.stderr
-    refused = run(environment, "python", "-c", PROGRAM, check=False)
+    refused = run(environment, "python", "-c", program, check=False)
     assert refused.returncode == 1
     assert "`pip install core-ddp`" in refused.stderr

@@ -9,16 +9,6 @@ import pytest
 
 from support.code_lines import code_lines
 
-LOADED = """
-import json, sys
-
-def loaded():
-    own = [module for name, module in sys.modules.items() if name.partition(".")[0] in ("core", "core_ddp")]
-    return [path for module in own if (path := getattr(module, "__file__", None)) and path.endswith(".py")]
-
-files = {}
-"""
-
 AUTHOR = """
 from core import Strategy
 files["a strategy's author"] = loaded()
@@ -77,7 +67,16 @@ MOST = {
     ],
 )
 def test_what_is_loaded_grows_by_decision_only(program, most, tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", f"{LOADED}{program}\nprint(json.dumps(files))"]
+    loaded = """
+import json, sys
+
+def loaded():
+    own = [module for name, module in sys.modules.items() if name.partition(".")[0] in ("core", "core_ddp")]
+    return [path for module in own if (path := getattr(module, "__file__", None)) and path.endswith(".py")]
+
+files = {}
+"""
+    command = [sys.executable, "-W", "ignore", "-c", f"{loaded}{program}\nprint(json.dumps(files))"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     files = json.loads(done.stdout.splitlines()[-1])

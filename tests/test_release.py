@@ -98,6 +98,21 @@ def test_builds_that_differ_are_named(release, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # it builds everything twice, and some of it a third time
 def test_a_release_is_built_twice_and_found_again_where_it_is_installed(tmp_path):
+    def verified(path, site):
+        """What `core doctor` finds where the folder comes first: state and detail by subject."""
+        command = [sys.executable, "-P", "-m", "core", "doctor", "--json", "--verify", path]
+        done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True)
+        return {row["subject"]: (row["state"], row["detail"]) for row in json.loads(done.stdout)}
+
+    def assert_builds_again(dist, name, folder):
+        """The sdist alone makes a wheel of the same files."""
+        (sdist,) = dist.glob(f"index/{name}-*.tar.gz")
+        options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
+        subprocess.run([sys.executable, "-m", "pip", "wheel", *options, sdist], check=True)
+        (wheel,) = folder.glob(f"{name}-*.whl")
+        with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(dist / "index" / wheel.name) as released:
+            assert sorted(ours.namelist()) == sorted(released.namelist())
+
     if not (ROOT / ".git").exists():
         pytest.skip("a release is built of a commit")
     dist = tmp_path / "dist"
@@ -129,16 +144,6 @@ def test_a_release_is_built_twice_and_found_again_where_it_is_installed(tmp_path
     assert (state, detail) == ("broken", "not as released: core_ddp/late.py. Install it again.")
 
 
-def assert_builds_again(dist, name, folder):
-    """The sdist alone makes a wheel of the same files."""
-    (sdist,) = dist.glob(f"index/{name}-*.tar.gz")
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, sdist], check=True)
-    (wheel,) = folder.glob(f"{name}-*.whl")
-    with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(dist / "index" / wheel.name) as released:
-        assert sorted(ours.namelist()) == sorted(released.namelist())
-
-
 def squatter(folder):
     """A folder with a core-ddp that isn't ours, of a version above all of ours."""
     folder.mkdir()
@@ -156,13 +161,6 @@ def installed(folder, *arguments):
     options = ["--quiet", "--no-index", "--no-deps", "--target", folder]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, *arguments], check=True)
     return [path.name for path in folder.glob("*.dist-info")]
-
-
-def verified(path, site):
-    """What `core doctor` finds where the folder comes first: state and detail by subject."""
-    command = [sys.executable, "-P", "-m", "core", "doctor", "--json", "--verify", path]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True)
-    return {row["subject"]: (row["state"], row["detail"]) for row in json.loads(done.stdout)}
 
 
 def test_another_version_is_told(tmp_path):

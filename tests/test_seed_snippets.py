@@ -132,24 +132,6 @@ strategy = FSDPStrategy(auto_wrap_policy=policy)
 train(Fabric(strategy=strategy, accelerator="cpu", devices=2))
 """
 
-DEEPSPEED = f"""{TRAINS}
-# DeepSpeed ZeRO Stage 2
-train(Fabric(strategy="deepspeed", accelerator="cpu", devices=2, precision="bf16-mixed"))
-
-# DeepSpeed with custom configuration
-from core.strategies import DeepSpeedStrategy
-
-deepspeed_config = {{
-    "zero_optimization": {{
-        "stage": 3,
-        "offload_optimizer": {{"device": "cpu"}},
-        "offload_param": {{"device": "cpu"}}
-    }},
-    "train_micro_batch_size_per_gpu": 1
-}}
-train(Fabric(strategy=DeepSpeedStrategy(config=deepspeed_config), accelerator="cpu", devices=2))
-"""
-
 
 def run_program(folder, text):
     """The lines that a script prints, in order."""
@@ -168,8 +150,25 @@ def test_the_programs_of_fsdp_train(tmp_path):
 
 
 def test_the_programs_of_deepspeed_train(tmp_path):
+    deepspeed = f"""{TRAINS}
+# DeepSpeed ZeRO Stage 2
+train(Fabric(strategy="deepspeed", accelerator="cpu", devices=2, precision="bf16-mixed"))
+
+# DeepSpeed with custom configuration
+from core.strategies import DeepSpeedStrategy
+
+deepspeed_config = {{
+    "zero_optimization": {{
+        "stage": 3,
+        "offload_optimizer": {{"device": "cpu"}},
+        "offload_param": {{"device": "cpu"}}
+    }},
+    "train_micro_batch_size_per_gpu": 1
+}}
+train(Fabric(strategy=DeepSpeedStrategy(config=deepspeed_config), accelerator="cpu", devices=2))
+"""
     pytest.importorskip("deepspeed", reason="needs DeepSpeed; `tox run -e deepspeed`")
-    assert "DeepSpeedStrategy: 2 processes" in run_program(tmp_path, DEEPSPEED)
+    assert "DeepSpeedStrategy: 2 processes" in run_program(tmp_path, deepspeed)
 
 
 # strategies of one's own ------------------------------------------------------------------------------------------
@@ -193,6 +192,13 @@ def custom_strategy():
 
 
 def test_a_registered_strategy_trains_through_fabric(custom_strategy):
+    def make_loader():
+        return DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=4)
+
+    def make_model():
+        model = nn.Linear(4, 2)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
     fabric = Fabric(strategy="custom")
     assert type(fabric.strategy) is custom_strategy
     model, optimizer = make_model()
@@ -208,7 +214,10 @@ def test_a_registered_strategy_trains_through_fabric(custom_strategy):
     assert not torch.equal(model.weight, before)
 
 
-CUSTOM_DDP = """
+@pytest.mark.slow
+def test_a_ddp_strategy_with_a_wrapper_accelerator_and_precision_of_ones_own(tmp_path):
+    """Both ranks step to the mean of all four numbers: gradients went through the wrapper."""
+    custom_ddp = """
 import torch
 from core import Module, Precision, Trainer
 from core.accelerators import CPUAccelerator
@@ -275,12 +284,7 @@ assert trainer.strategy is strategy and strategy.accelerator is accelerator
 assert MyAccelerator.num_setups >= 2 and ... in MyPrecision.connected
 print(f"rank {trainer.global_rank}: {module.weight.item()}")
 """
-
-
-@pytest.mark.slow
-def test_a_ddp_strategy_with_a_wrapper_accelerator_and_precision_of_ones_own(tmp_path):
-    """Both ranks step to the mean of all four numbers: gradients went through the wrapper."""
-    results = run_program(tmp_path, CUSTOM_DDP)
+    results = run_program(tmp_path, custom_ddp)
     assert [line for line in results if line.startswith("rank")] == ["rank 0: 3.0", "rank 1: 3.0"]
 
 
@@ -336,15 +340,3 @@ def test_what_is_no_part_is_refused_by_position():
         DDPStrategy(...)
     with pytest.raises(ConfigurationError, match="two values for accelerator, one of them by position"):
         DDPStrategy(CPUAccelerator(), accelerator=CPUAccelerator())
-
-
-# what they train --------------------------------------------------------------------------------------------------
-
-
-def make_model():
-    model = nn.Linear(4, 2)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def make_loader():
-    return DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=4)

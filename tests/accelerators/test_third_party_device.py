@@ -6,34 +6,13 @@ import textwrap
 import pytest
 import torch
 
-from core.accelerators import Absent, Found, TorchDeviceAccelerator
+from core.accelerators import Absent, TorchDeviceAccelerator
 from core.contract import DeviceError
 from core_testing import programs
 
-EXTENSION = """
-import types
-import torch
 
-torch.utils.rename_privateuse1_backend("acme")
-current = [0]
-states = {0: torch.zeros(4, dtype=torch.uint8), 1: torch.ones(4, dtype=torch.uint8)}
-
-module = types.ModuleType("acme")
-module.device_count = lambda: 2
-
-def set_device(device):
-    if device.index not in states:
-        raise RuntimeError("acme error: invalid device ordinal")
-    current[0] = device.index
-
-module.set_device = set_device
-module.memory_allocated = lambda device: 100 + device.index
-module.get_rng_state = lambda device: states[device.index]
-module.set_rng_state = lambda state, device: states.__setitem__(device.index, state)
-torch._register_device_module("acme", module)
-"""
-
-PROGRAM = """
+def test_a_vendors_device_is_driven_through_its_own_module(tmp_path):
+    drives = """
 import sys
 import torch
 from core.accelerators import Found, TorchDeviceAccelerator
@@ -67,11 +46,30 @@ try:
 except DeviceError as error:
     print(error)
 """
+    extension = """
+import types
+import torch
 
+torch.utils.rename_privateuse1_backend("acme")
+current = [0]
+states = {0: torch.zeros(4, dtype=torch.uint8), 1: torch.ones(4, dtype=torch.uint8)}
 
-def test_a_vendors_device_is_driven_through_its_own_module(tmp_path):
-    (tmp_path / "torch_acme.py").write_text(EXTENSION)
-    program = f"import sys; sys.path[:0] = {[str(tmp_path), *sys.path]!r}\n" + textwrap.dedent(PROGRAM)
+module = types.ModuleType("acme")
+module.device_count = lambda: 2
+
+def set_device(device):
+    if device.index not in states:
+        raise RuntimeError("acme error: invalid device ordinal")
+    current[0] = device.index
+
+module.set_device = set_device
+module.memory_allocated = lambda device: 100 + device.index
+module.get_rng_state = lambda device: states[device.index]
+module.set_rng_state = lambda state, device: states.__setitem__(device.index, state)
+torch._register_device_module("acme", module)
+"""
+    (tmp_path / "torch_acme.py").write_text(extension)
+    program = f"import sys; sys.path[:0] = {[str(tmp_path), *sys.path]!r}\n" + textwrap.dedent(drives)
     done = programs.run([sys.executable, "-c", program])
     assert done.stdout.startswith("acme:7 is here, but can't be used: acme error: invalid device ordinal "), done.stderr
 
@@ -97,19 +95,6 @@ def test_an_extension_that_breaks_is_named(tmp_path, monkeypatch, raises):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DeviceError, match=r"'unknown' needs the module 'torch_nobodyknows'.* raised .*(libacme|2\.5)"):
         Unknown().torch_devices([0])
-
-
-def test_automatic_is_as_many_as_the_device_says():
-    class Shy(Unknown):
-        @classmethod
-        def detect(cls):
-            return Found(4)
-
-        def default_num_devices(self):
-            return 2
-
-    assert Shy().parse_devices("auto") == [0, 1]
-    assert Shy().parse_devices(-1) == [0, 1, 2, 3]
 
 
 def test_the_cpu_behind_the_generic_class():

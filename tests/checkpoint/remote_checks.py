@@ -23,7 +23,7 @@ from core.checkpoint import (
 )
 from core.checkpoint.format.digest import BLOCK_BYTES
 from core.contract import CheckpointCorruptedError, CheckpointNotFoundError
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import Alone, save_state
 from support.same import assert_same
 
 ALONE = Alone()
@@ -41,7 +41,7 @@ def replace_read_verify_and_remove_a_folder(url, tmp_path):
     for step in range(2):
         large = torch.full((BLOCK_BYTES // 4 + 1000,), float(step))
         state = {"x": large, "step": step, "last": torch.full((3,), step)}
-        checkpoint_io.save_checkpoint(state, path, collectives=ALONE)
+        save_state(path, state, checkpoint_io)
         assert_same(checkpoint_io.load_checkpoint(path, collectives=ALONE), state)
         assert len(names(path)) == 3
     target = torch.zeros_like(large)
@@ -71,7 +71,7 @@ def use_other_form(url, checkpoint_io, name):
     path = f"{url}/{name}"
     for step in range(2):
         state = {"model": {"x": torch.full((3,), float(step))}}
-        checkpoint_io.save_checkpoint(state, path, collectives=ALONE)
+        save_state(path, state, checkpoint_io)
         assert checkpoint_io.load_checkpoint(path, collectives=ALONE)["model"]["x"].tolist() == [step] * 3
     assert checkpoint_io.exists(path)
     verify_checkpoint(path)

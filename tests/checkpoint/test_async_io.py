@@ -17,7 +17,7 @@ from core.checkpoint.storage import disk
 from core.contract import CheckpointError, UnsupportedError
 from core_testing import programs
 from core_testing.waiting import slowness
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import Alone, save_state
 
 ALONE = Alone()
 
@@ -65,7 +65,7 @@ def test_what_was_saved_is_what_there_was_when_it_was_asked_for(tmp_path, inner)
         "conjugate": torch.tensor([1 + 2j]).conj(),
         "large": torch.full((staging.LEAST_BYTES,), 1 + 2j).conj(),
     }
-    checkpoint_io.save_checkpoint(state, tmp_path / "a.ckpt", collectives=ALONE)
+    save_state(tmp_path / "a.ckpt", state, checkpoint_io)
     weight.fill_(-1)
     state["array"].fill(-1)
     state["bytes"][:] = b"bbb"
@@ -86,6 +86,20 @@ def test_what_was_saved_is_what_there_was_when_it_was_asked_for(tmp_path, inner)
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thread(tmp_path, monkeypatch, num_threads):
     """By torch if it is small, and else by threads in pieces."""
+
+    class counted_copies(TorchDispatchMode):
+        """Numbers of torch's operations that write elements, by name."""
+
+        def __enter__(self):
+            self.counts = Counter()
+            super().__enter__()
+            return self.counts
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            name = function.overloadpacket.__name__
+            self.counts[name] += name in ("copy_", "clone", "_to_copy", "contiguous")
+            return function(*args, **(kwargs or {}))
+
     seen, copied, real = [], [], ctypes.memmove
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     monkeypatch.setattr(staging, "_BYTES_A_THREAD", 1 << 20)
@@ -107,7 +121,7 @@ def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thre
     for step in range(3):
         copied.clear()
         with counted_copies() as counts:
-            checkpoint_io.save_checkpoint({"tensors": tensors}, tmp_path / f"{step}.ckpt", collectives=ALONE)
+            save_state(tmp_path / f"{step}.ckpt", {"tensors": tensors}, checkpoint_io)
         assert +counts == {"copy_": 1}
         assert sum(num_bytes for num_bytes, _ in copied) == 12_000_000
         assert len({thread for _, thread in copied}) <= num_threads
@@ -118,27 +132,13 @@ def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thre
     checkpoint_io.teardown()
 
 
-class counted_copies(TorchDispatchMode):
-    """Numbers of torch's operations that write elements, by name."""
-
-    def __enter__(self):
-        self.counts = Counter()
-        super().__enter__()
-        return self.counts
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        self.counts[name] += name in ("copy_", "clone", "_to_copy", "contiguous")
-        return function(*args, **(kwargs or {}))
-
-
 def test_saves_and_removals_keep_their_order(gated, tmp_path):
     """`save_top_k=1`: while the new one isn't there, the old one stays."""
     gated.checkpoint_io.gate.set()
-    gated.save_checkpoint({"x": 1}, tmp_path / "1.ckpt", collectives=ALONE)
+    save_state(tmp_path / "1.ckpt", {"x": 1}, gated)
     gated._wait()
     gated.checkpoint_io.gate.clear()
-    gated.save_checkpoint({"x": 2}, tmp_path / "2.ckpt", collectives=ALONE)
+    save_state(tmp_path / "2.ckpt", {"x": 2}, gated)
     gated.remove_checkpoint(tmp_path / "1.ckpt", collectives=ALONE)
     assert load_checkpoint(tmp_path / "1.ckpt") == {"x": 1}
     assert not (tmp_path / "2.ckpt").exists()
@@ -168,10 +168,10 @@ def test_a_process_that_is_forked_within_a_save_holds_up_no_later_one(tmp_path, 
 
     monkeypatch.setattr(disk, "rename", fork_and_rename)
     checkpoint_io = AsyncCheckpointIO()
-    checkpoint_io.save_checkpoint({"x": 1}, tmp_path / "1.ckpt", collectives=ALONE)
+    save_state(tmp_path / "1.ckpt", {"x": 1}, checkpoint_io)
     checkpoint_io._wait()
     monkeypatch.undo()
-    checkpoint_io.save_checkpoint({"x": 2}, tmp_path / "2.ckpt", collectives=ALONE)
+    save_state(tmp_path / "2.ckpt", {"x": 2}, checkpoint_io)
     _, unfinished = wait([future for *_, future in checkpoint_io._pending], 20 * slowness())
     os.close(ends)
     for copy in copies:
@@ -185,10 +185,10 @@ def test_a_process_that_is_forked_within_a_save_holds_up_no_later_one(tmp_path, 
 def test_an_error_of_the_writer_reaches_the_next_save_and_the_one_after_is_written(tmp_path):
     checkpoint_io = AsyncCheckpointIO()
     (tmp_path / "file").write_text("")
-    checkpoint_io.save_checkpoint({"x": 1}, tmp_path / "file" / "x.ckpt", collectives=ALONE)
+    save_state(tmp_path / "file" / "x.ckpt", {"x": 1}, checkpoint_io)
     with pytest.raises(CheckpointError, match=r"x.ckpt' can't be written: File exists"):
-        checkpoint_io.save_checkpoint({"x": 2}, tmp_path / "2.ckpt", collectives=ALONE)
-    checkpoint_io.save_checkpoint({"x": 3}, tmp_path / "3.ckpt", collectives=ALONE)
+        save_state(tmp_path / "2.ckpt", {"x": 2}, checkpoint_io)
+    save_state(tmp_path / "3.ckpt", {"x": 3}, checkpoint_io)
     checkpoint_io.teardown()
     assert load_checkpoint(tmp_path / "3.ckpt") == {"x": 3}
 
@@ -196,36 +196,35 @@ def test_an_error_of_the_writer_reaches_the_next_save_and_the_one_after_is_writt
 def test_a_state_that_cannot_be_saved_is_refused_at_once(tmp_path):
     checkpoint_io = AsyncCheckpointIO()
     with pytest.raises(CheckpointError, match=r"state\['x'\] is a builtins.object"):
-        checkpoint_io.save_checkpoint({"x": object()}, tmp_path / "x.ckpt", collectives=ALONE)
+        save_state(tmp_path / "x.ckpt", {"x": object()}, checkpoint_io)
 
 
 def test_the_end_waits_and_tells_what_failed(tmp_path):
+    def end_after_an_exception(checkpoint_io):
+        try:
+            raise ZeroDivisionError
+        except ZeroDivisionError:
+            checkpoint_io.teardown()
+
     checkpoint_io = AsyncCheckpointIO()
     (tmp_path / "file").write_text("")
-    checkpoint_io.save_checkpoint({"x": torch.ones(1_000_000)}, tmp_path / "1.ckpt", collectives=ALONE)
+    save_state(tmp_path / "1.ckpt", {"x": torch.ones(1_000_000)}, checkpoint_io)
     checkpoint_io.teardown()
     assert load_checkpoint(tmp_path / "1.ckpt")["x"].sum() == 1_000_000
-    checkpoint_io.save_checkpoint({"x": 1}, tmp_path / "file" / "x.ckpt", collectives=ALONE)
+    save_state(tmp_path / "file" / "x.ckpt", {"x": 1}, checkpoint_io)
     with pytest.raises(CheckpointError, match="can't be written: File exists"):
         checkpoint_io.teardown()
     checkpoint_io.teardown()
     # After an exception, that one is what the user must see.
-    checkpoint_io.save_checkpoint({"x": 1}, tmp_path / "file" / "x.ckpt", collectives=ALONE)
+    save_state(tmp_path / "file" / "x.ckpt", {"x": 1}, checkpoint_io)
     with pytest.warns(UserWarning, match=r"that was being written is lost: .*x.ckpt' can't be written"):
         end_after_an_exception(checkpoint_io)
-
-
-def end_after_an_exception(checkpoint_io):
-    try:
-        raise ZeroDivisionError
-    except ZeroDivisionError:
-        checkpoint_io.teardown()
 
 
 def test_the_interpreters_end_waits(tmp_path):
     program = f"""
 import torch
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import Alone, save_state
 from core.checkpoint import AsyncCheckpointIO
 AsyncCheckpointIO().save_checkpoint({{"x": torch.ones(3_000_000)}}, {str(tmp_path / "x.ckpt")!r}, collectives=Alone())
 """

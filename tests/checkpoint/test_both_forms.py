@@ -13,7 +13,7 @@ from torch import nn
 from checkpoint.steps import names
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint, newest_valid
 from core.contract import CheckpointError, CheckpointNotFoundError
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import Alone, save_state
 from support.same import assert_same
 
 ALONE = Alone()
@@ -24,13 +24,8 @@ def storage(request):
     return request.param()
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "last.ckpt"
-
-
 def there_and_back(storage, path, state):
-    storage.save_checkpoint(state, path, collectives=ALONE)
+    save_state(path, state, storage)
     return storage.load_checkpoint(path, collectives=ALONE)
 
 
@@ -145,7 +140,7 @@ ENDLESS.append(ENDLESS)
 )
 def test_what_could_not_come_back_is_refused(storage, path, value, expected):
     with pytest.raises(CheckpointError) as caught:
-        storage.save_checkpoint({"a": value}, path, collectives=ALONE)
+        save_state(path, {"a": value}, storage)
     assert "state['a']" in str(caught.value) or value is ENDLESS
     assert expected in str(caught.value)
     assert names(path.parent) == [], "something was written"
@@ -156,17 +151,17 @@ def test_what_could_not_come_back_is_refused(storage, path, value, expected):
 def test_a_nested_tensor_is_refused_by_its_path(storage, path, layout):
     nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=layout)
     with pytest.raises(CheckpointError, match=r"state\['x'\] is a nested tensor, .* tensor\.unbind\(\) gives them"):
-        storage.save_checkpoint({"x": nested}, path, collectives=ALONE)
+        save_state(path, {"x": nested}, storage)
 
 
 # What is not there.
 
 
 def test_a_missing_checkpoint_names_its_neighbours(storage, path):
-    storage.save_checkpoint({"x": 1}, path, collectives=ALONE)
+    save_state(path, {"x": 1}, storage)
     with pytest.raises(CheckpointNotFoundError, match=r"no checkpoint .*lats.ckpt'. In that folder are: last.ckpt"):
         load_checkpoint(path.with_name("lats.ckpt"))
-    storage.save_checkpoint({"x": 1}, path.with_name("first.ckpt"), collectives=ALONE)
+    save_state(path.with_name("first.ckpt"), {"x": 1}, storage)
     with pytest.raises(FileNotFoundError, match=r"In that folder are: first.ckpt, last.ckpt\."):
         load_checkpoint(path.with_name("epoch=3.pt"))
 
@@ -184,7 +179,7 @@ def test_a_file_url_may_be_as_the_path_itself_writes_it(storage, tmp_path):
     folder = tmp_path / "Läufe von heute, 100 %"
     folder.mkdir()
     url = (folder / "last.ckpt").as_uri()
-    storage.save_checkpoint({"x": 1}, url, collectives=ALONE)
+    save_state(url, {"x": 1}, storage)
     assert names(folder.parent) == [folder.name]
     assert storage.exists(url)
     assert load_checkpoint(url) == load_checkpoint(f"file://{folder}/last.ckpt") == {"x": 1}

@@ -24,23 +24,10 @@ from core.contract import (
     ShardedLeaf,
     TensorDescription,
 )
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import Alone, save_state
 
 ALONE = Alone()
 IO = DistributedCheckpointIO()
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "last.ckpt"
-
-
-def save(path, state):
-    IO.save_checkpoint(state, path, collectives=ALONE)
-
-
-def load(path, targets=None):
-    return IO.load_checkpoint(path, collectives=ALONE, state=targets)
 
 
 def change_manifest(path, **entries):
@@ -49,9 +36,9 @@ def change_manifest(path, **entries):
 
 
 def test_targets_are_filled_and_the_rest_is_read(path):
-    save(path, {"model": {"w": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2)}, "lists": [torch.ones(1), 3]})
+    save_state(path, {"model": {"w": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2)}, "lists": [torch.ones(1), 3]})
     weight, other = torch.zeros(2, 3, dtype=torch.float64), torch.zeros(1)
-    loaded = load(path, {"model": {"w": weight, "unknown": torch.zeros(9)}, "lists": [other]})
+    loaded = load_checkpoint(path, {"model": {"w": weight, "unknown": torch.zeros(9)}, "lists": [other]})
     assert loaded["model"]["w"] is weight
     assert weight.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert loaded["model"]["b"].tolist() == [1, 1]
@@ -60,10 +47,10 @@ def test_targets_are_filled_and_the_rest_is_read(path):
 
 
 def test_a_target_of_another_shape_is_refused_and_nothing_is_filled(path):
-    save(path, {"a": torch.ones(2), "model": {"w": torch.ones(2, 3)}})
+    save_state(path, {"a": torch.ones(2), "model": {"w": torch.ones(2, 3)}})
     first = torch.zeros(2)
     with pytest.raises(CheckpointError, match=r"'model.w' has shape \(2, 3\) in .*last.ckpt' and \(3, 2\) here"):
-        load(path, {"a": first, "model": {"w": torch.zeros(3, 2)}})
+        load_checkpoint(path, {"a": first, "model": {"w": torch.zeros(3, 2)}})
     assert first.tolist() == [0, 0]
 
 
@@ -76,16 +63,16 @@ def test_chunks_are_read_whatever_chunks_were_written(path):
         parts = [((top, left), values[top:bottom, left:right]) for (top, bottom), (left, right) in boxes]
         return ShardedLeaf((7, 5), torch.float32, tuple(Chunk(at, tuple(part.shape), part) for at, part in parts))
 
-    save(path, {"w": cut(whole, 5, 2)})
-    assert torch.equal(load(path)["w"], whole)
+    save_state(path, {"w": cut(whole, 5, 2)})
+    assert torch.equal(load_checkpoint(path)["w"], whole)
     assert IO.describe_checkpoint(path, collectives=ALONE) == {"w": TensorDescription((7, 5), torch.float32)}
     leaf = cut(target, 4, 3)
-    assert load(path, {"w": leaf})["w"] is leaf
+    assert load_checkpoint(path, {"w": leaf})["w"] is leaf
     assert torch.equal(target, whole)
 
 
 def test_only_plain_files_of_text_and_numbers_are_written(path):
-    save(path, {"model": {"w": torch.arange(3, dtype=torch.float32)}, "step": 3})
+    save_state(path, {"model": {"w": torch.arange(3, dtype=torch.float32)}, "step": 3})
     index = json.loads(next(path.glob("*-00000.json")).read_text())
     assert index["tree"] == {"model": {"w": {"$tensor": ["float32", [3]]}}, "step": 3}
     assert index["leaves"] == {'["model","w"]': [[[0], [3], 0]]}
@@ -100,7 +87,7 @@ def test_only_plain_files_of_text_and_numbers_are_written(path):
 
 def test_a_state_that_is_no_dict_is_refused(path):
     with pytest.raises(CheckpointError, match=r"^state is a builtins\.list, which a checkpoint can't hold"):
-        save(path, [1])
+        save_state(path, [1])
     assert names(path.parent) == []
 
 
@@ -114,47 +101,47 @@ def test_a_state_that_is_no_dict_is_refused(path):
 )
 def test_what_one_file_holds_and_a_folder_does_not_is_refused_by_its_path(path, make, told):
     with pytest.raises(CheckpointError, match=rf"state\['a'\].*{told}"):
-        save(path, {"a": make()})
+        save_state(path, {"a": make()})
 
 
 def test_somebody_elses_folder_is_left_alone(path):
     path.mkdir()
     (path / "thesis.tex").write_text("ten years")
     with pytest.raises(CheckpointError, match=r"a folder that isn't a checkpoint, with 'thesis.tex' in it"):
-        save(path, {"x": 1})
+        save_state(path, {"x": 1})
     with pytest.raises(CheckpointError, match=r"can't be deleted: it is a folder that isn't a checkpoint"):
         IO.remove_checkpoint(path, collectives=ALONE)
     with pytest.raises(CheckpointCorruptedError, match=r"is a folder without manifest.json"):
-        load(path)
+        load_checkpoint(path)
     assert names(path) == ["thesis.tex"]
 
 
 def test_a_file_in_the_place_of_a_folder_is_left_alone(path):
-    TorchCheckpointIO().save_checkpoint({"x": 1}, path, collectives=ALONE)
+    save_state(path, {"x": 1}, TorchCheckpointIO())
     with pytest.raises(CheckpointError, match="a file is there, and this CheckpointIO writes a folder; remove it"):
-        save(path, {"x": 2})
-    assert load(path) == {"x": 1}, "it reads what the other one wrote"
+        save_state(path, {"x": 2})
+    assert load_checkpoint(path) == {"x": 1}, "it reads what the other one wrote"
     IO.remove_checkpoint(path, collectives=ALONE)
     assert names(path.parent) == []
 
 
 def test_a_link_is_replaced_and_what_it_points_to_stays(path):
-    save(path.with_name("epoch=0.ckpt"), {"x": 0})
+    save_state(path.with_name("epoch=0.ckpt"), {"x": 0})
     path.symlink_to("epoch=0.ckpt")
-    assert load(path) == {"x": 0}
-    save(path, {"x": 1})
-    assert load(path) == {"x": 1}
-    assert load(path.with_name("epoch=0.ckpt")) == {"x": 0}
+    assert load_checkpoint(path) == {"x": 0}
+    save_state(path, {"x": 1})
+    assert load_checkpoint(path) == {"x": 1}
+    assert load_checkpoint(path.with_name("epoch=0.ckpt")) == {"x": 0}
     path.with_name("link").symlink_to("last.ckpt")
     IO.remove_checkpoint(path.with_name("link"), collectives=ALONE)
-    assert load(path) == {"x": 1}
+    assert load_checkpoint(path) == {"x": 1}
 
 
 # What is damaged.
 
 
 def test_a_flipped_bit_anywhere_is_found_and_the_file_is_named(path):
-    save(path, {"x": torch.ones(50), "y": torch.ones(3), "name": "value"})
+    save_state(path, {"x": torch.ones(50), "y": torch.ones(3), "name": "value"})
     for file in list(path.iterdir()):
         content = file.read_bytes()
         for position in range(0, len(content), 7):
@@ -164,7 +151,7 @@ def test_a_flipped_bit_anywhere_is_found_and_the_file_is_named(path):
             with pytest.raises(CheckpointCorruptedError, match=file.name):
                 verify_checkpoint(path)
             with pytest.raises(CheckpointCorruptedError, match=file.name):
-                load(path)
+                load_checkpoint(path)
         file.write_bytes(content)
     verify_checkpoint(path)
 
@@ -172,7 +159,7 @@ def test_a_flipped_bit_anywhere_is_found_and_the_file_is_named(path):
 @pytest.mark.parametrize("verifies_first", [True, False])
 def test_a_damaged_block_is_found_where_it_is_read(path, verifies_first):
     size = 3 * BLOCK_BYTES
-    save(path, {name: torch.zeros(size, dtype=torch.uint8) for name in ("first", "second")})
+    save_state(path, {name: torch.zeros(size, dtype=torch.uint8) for name in ("first", "second")})
     data = next(path.glob("*.data"))
     with data.open("r+b") as file:
         file.seek(4 * BLOCK_BYTES + 5)
@@ -190,24 +177,24 @@ def test_a_damaged_block_is_found_where_it_is_read(path, verifies_first):
     assert pickle.loads(pickle.dumps(caught.value)).overwritten == caught.value.overwritten
     # A rank that needs a part has no need of the rest.
     row = ShardedLeaf((size,), torch.uint8, (Chunk((0,), (10,), torch.ones(10, dtype=torch.uint8)),))
-    load(path, {"first": row, "second": row})
+    load_checkpoint(path, {"first": row, "second": row})
     assert row.chunks[0].tensor.max() == 0
 
 
 @pytest.mark.parametrize("ending", [".data", "-00000.json", "manifest.json"])
 def test_a_file_that_is_gone_is_named(path, ending):
-    save(path, {"x": torch.ones(50)})
+    save_state(path, {"x": torch.ones(50)})
     file = next(path.glob(f"*{ending}"))
     file.unlink()
     with pytest.raises(CheckpointCorruptedError, match=rf"its file '{file.name}' is missing|without {file.name}"):
-        load(path)
+        load_checkpoint(path)
 
 
 def test_a_newer_format_says_which_release_reads_it(path):
-    save(path, {"x": 1})
+    save_state(path, {"x": 1})
     change_manifest(path, format=3, versions={"core": "3.1.0"})
     with pytest.raises(CheckpointCorruptedError, match=r"format 3, written by core '3.1.0'.*reads up to 2\. Install"):
-        load(path)
+        load_checkpoint(path)
 
 
 def test_the_first_format_is_read(path, monkeypatch):
@@ -215,18 +202,18 @@ def test_the_first_format_is_read(path, monkeypatch):
     saved = torch.arange(5 * BLOCK_BYTES // 8)
     with monkeypatch.context() as patches:
         patches.setattr(digest, "BLOCK_BYTES", 4 << 20)
-        save(path, {"x": saved})
+        save_state(path, {"x": saved})
     content = read_manifest(path)
     assert content.pop("block_bytes") == 4 << 20
     write_manifest(path, content | {"format": 1})
     target = torch.zeros_like(saved)
-    load(path, {"x": target})
+    load_checkpoint(path, {"x": target})
     assert torch.equal(target, saved)
-    assert torch.equal(load(path)["x"], saved)
+    assert torch.equal(load_checkpoint(path)["x"], saved)
 
 
 def test_without_its_manifest_it_is_none(path):
-    save(path, {"x": 1})
+    save_state(path, {"x": 1})
     (path / "manifest.json").unlink()
     assert not IO.exists(path)
     IO.remove_checkpoint(path, collectives=ALONE)
@@ -234,11 +221,11 @@ def test_without_its_manifest_it_is_none(path):
 
 
 def test_no_index_can_make_it_run_code_or_read_other_files(path):
-    save(path, {"x": torch.ones(3)})
+    save_state(path, {"x": torch.ones(3)})
     path.with_name("secret.json").write_text("{}")
     change_manifest(path, files={"../secret.json": {"size_bytes": 2, "digest": "0"}})
     with pytest.raises(CheckpointCorruptedError, match=r"names a file outside"):
-        load(path)
+        load_checkpoint(path)
 
 
 # The newest one that is whole.
@@ -247,7 +234,7 @@ def test_no_index_can_make_it_run_code_or_read_other_files(path):
 def test_the_newest_that_verifies_is_found_and_the_others_are_named(tmp_path):
     assert newest_valid(tmp_path) is newest_valid(tmp_path / "nowhere") is None
     for step in range(4):
-        save(tmp_path / f"{9 - step}.ckpt", {"step": step, "x": torch.ones(10)})
+        save_state(tmp_path / f"{9 - step}.ckpt", {"step": step, "x": torch.ones(10)})
     (tmp_path / "other").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
     assert newest_valid(tmp_path) == str(tmp_path / "6.ckpt")
@@ -262,7 +249,7 @@ def test_the_newest_that_verifies_is_found_and_the_others_are_named(tmp_path):
 def test_the_newest_of_several_folders_is_found_by_storage_and_suffix(tmp_path):
     for name in ("old/1.ckpt", "new/2.ckpt", "new/3.part"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        save(tmp_path / name, {"x": 1})
+        save_state(tmp_path / name, {"x": 1})
     folders = tmp_path / "new", tmp_path / "old", tmp_path / "nowhere"
     assert newest_valid(*folders) == str(tmp_path / "new/3.part")
     assert newest_valid(*folders, suffix=".ckpt") == str(tmp_path / "new/2.ckpt")

@@ -1,4 +1,4 @@
-"""Saves from a CUDA device, which is simulated: it does everything as late as it may."""
+"""Saves from a CUDA device, and loads into it; it is simulated, and does everything as late as it may."""
 
 import pytest
 import torch
@@ -7,10 +7,9 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from core import Fabric
 from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, await_copies, load_checkpoint
 from core.contract import CheckpointError, Chunk, ShardedLeaf
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import save_state
 from support.late_cuda import CUDA, MAIN_EARLY, MAIN_LATE, late, simulate
 
-ALONE = Alone()
 IN_BOTH_ORDERS = pytest.mark.parametrize("order", [MAIN_LATE, MAIN_EARLY])
 
 
@@ -33,7 +32,7 @@ class Saving:
     def save(self, name="a.ckpt"):
         tensors = {f"w{number}": leaf(weight.detach()) for number, weight in enumerate(self.weights)}
         tensors["transposed"] = leaf(self.weights[1].detach().t())
-        self.io.save_checkpoint(tensors | {"buffer": leaf(self.buffer)}, self.folder / name, collectives=ALONE)
+        save_state(self.folder / name, tensors | {"buffer": leaf(self.buffer)}, self.io)
 
     def step(self):
         for weight in self.weights:
@@ -131,18 +130,35 @@ def test_memory_is_locked_once_and_of_the_size_that_is_needed(tmp_path, monkeypa
     assert dict(_global_optimizer_pre_hooks) == hooks, "no step pays for a save any more"
 
 
-def test_a_save_that_waits_reads_one_buffer_while_the_device_fills_the_other(tmp_path, monkeypatch):
-    simulate(monkeypatch, MAIN_LATE)
-    is_pinned, real_empty = [], torch.empty
+@pytest.fixture
+def is_pinned(monkeypatch):
+    """Of each memory that is asked for, whether it is pinned."""
+    seen, real_empty = [], torch.empty
 
     def empty(*sizes, pin_memory=False, **options):
-        is_pinned.append(pin_memory)
+        seen.append(pin_memory)
         return real_empty(*sizes, **options)
 
+    simulate(monkeypatch, MAIN_LATE)
     monkeypatch.setattr(torch, "empty", empty)
+    return seen
+
+
+def test_a_load_fills_one_buffer_while_the_device_reads_the_other(tmp_path, is_pinned):
+    values = {"x": torch.randn(3 << 20), "y": torch.randn(5, 7)}
+    save_state(tmp_path / "a.ckpt", values)
+    targets = {name: late(torch.zeros_like(value)) for name, value in values.items()}
+    is_pinned.clear()
+    load_checkpoint(tmp_path / "a.ckpt", targets)
+    assert all(torch.equal(targets[name].as_subclass(torch.Tensor), value) for name, value in values.items())
+    assert CUDA.copies == CUDA.num_waits == 4, "three parts of at most 4 MiB, and a small one; each is waited for"
+    assert is_pinned == [True, True]
+
+
+def test_a_save_that_waits_reads_one_buffer_while_the_device_fills_the_other(tmp_path, is_pinned):
     values = {"x": torch.randn(3 << 20), "y": torch.randn(5, 7), "z": torch.randn(700, 900).t(), "0": torch.ones(())}
     state = {name: leaf(late(value)) for name, value in values.items()}
-    DistributedCheckpointIO().save_checkpoint(state, tmp_path / "a.ckpt", collectives=ALONE)
+    save_state(tmp_path / "a.ckpt", state)
     loaded = load_checkpoint(tmp_path / "a.ckpt")
     assert all(torch.equal(loaded[name], value) for name, value in values.items())
     assert is_pinned == [True, True]

@@ -13,63 +13,30 @@ from hypothesis import strategies as st
 
 from checkpoint.damaged_on_purpose import (
     bounded_memory,
+    change_anywhere,
     everything,
-    mutated,
     read_index,
     write_index,
 )
 from checkpoint.test_tree import there_and_back
-from core.checkpoint import DistributedCheckpointIO, load_checkpoint, newest_valid, verify_checkpoint
+from core.checkpoint import load_checkpoint, newest_valid, verify_checkpoint
 from core.checkpoint.format import manifest
 from core.checkpoint.upkeep.summary import summarize
 from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import save_state
 from support.same import assert_same
 
 MIB = 1 << 20
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "last.ckpt"
-
-
-def save(path, state):
-    DistributedCheckpointIO().save_checkpoint(state, path, collectives=Alone())
-
-
 def rewrite(path, change):
-    """Let `change` alter the index in place, or give another."""
+    """Let `change` alter the index in place."""
     _, content = read_index(path)
-    changed = change(content)
-    write_index(path, json.dumps(content if changed is None else changed).encode())
+    change(content)
+    write_index(path, json.dumps(content).encode())
 
 
 # Anything at all.
-
-
-def loaded_or_refused(path):
-    """The state, None if it is refused. Whatever looks at a checkpoint does either."""
-    for look in (verify_checkpoint, summarize):
-        with contextlib.suppress(CheckpointError):
-            look(path)
-    try:
-        return load_checkpoint(path)
-    except CheckpointError:
-        return None
-
-
-def all_bytes(value):
-    """Those of all tensors and arrays."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return b"".join(map(all_bytes, value))
-    if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided:
-            value = value._values() if value.is_sparse else value.values()
-        return bytes(value.reshape(-1).view(torch.uint8).tolist())
-    return value.tobytes() if isinstance(value, np.ndarray) else b""
 
 
 @pytest.fixture
@@ -84,12 +51,37 @@ def filled_memory():
 @settings(deadline=None, max_examples=150, suppress_health_check=HealthCheck)
 @given(random=st.randoms(use_true_random=False))
 def test_a_changed_folder_is_the_same_state_or_refused(path, filled_memory, random):
+    def all_bytes(value):
+        """Those of all tensors and arrays."""
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, list | tuple):
+            return b"".join(map(all_bytes, value))
+        if isinstance(value, torch.Tensor):
+            if value.layout != torch.strided:
+                value = value._values() if value.is_sparse else value.values()
+            return bytes(value.reshape(-1).view(torch.uint8).tolist())
+        return value.tobytes() if isinstance(value, np.ndarray) else b""
+
+    def loaded_or_refused(path):
+        """The state, None if it is refused. Whatever looks at a checkpoint does either."""
+        for look in (verify_checkpoint, summarize):
+            with contextlib.suppress(CheckpointError):
+                look(path)
+        try:
+            return load_checkpoint(path)
+        except CheckpointError:
+            return None
+
     whole = path.with_name("whole.ckpt")
     if not whole.exists():
-        save(whole, everything())
+        save_state(whole, everything())
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(whole, path)
-    rewrite(path, lambda content: mutated(content, random, random.randint(1, 3)))
+    _, content = read_index(path)
+    for _ in range(random.randint(1, 3)):
+        change_anywhere(content, random)
+    write_index(path, json.dumps(content).encode())
     state = loaded_or_refused(path)
     if state is not None:
         assert max(all_bytes(state), default=0) < 64, "bytes that no file has: memory that nobody has filled"
@@ -108,14 +100,14 @@ def refused(path, match):
 @pytest.mark.parametrize("code", ["|O", "O", "|V8", "<M8[s]", "f4,O", "(2,)<f4", ">f4", 5, None])
 @pytest.mark.parametrize("tag", ["$scalar", "$array"])
 def test_no_type_of_numpys_but_numbers_and_strings_is_made(path, code, tag):
-    save(path, {"x": np.float64(0.5) if tag == "$scalar" else np.ones(2)})
+    save_state(path, {"x": np.float64(0.5) if tag == "$scalar" else np.ones(2)})
     rewrite(path, lambda content: content["tree"]["x"][tag].__setitem__(0, code))
     refused(path, r"last\.ckpt' holds something that this release of core can't read: .*numbers or strings in native")
 
 
 @pytest.mark.parametrize("value", [{"$dict": [[[1], 2]]}, {"$dtype": "float31"}, {"$nosuch": 1}])
 def test_what_core_has_not_written_is_refused(path, value):
-    save(path, {"x": 1})
+    save_state(path, {"x": 1})
     rewrite(path, lambda content: content["tree"].update(x=value))
     refused(path, r"last\.ckpt' holds something that this release of core can't read")
 
@@ -123,7 +115,7 @@ def test_what_core_has_not_written_is_refused(path, value):
 def chunked(path, places):
     """A tensor of shape 4 x 4 and its two chunks, which the index then says to be others."""
     halves = [Chunk((row, 0), (2, 4), torch.full((2, 4), row)) for row in (0, 2)]
-    save(path, {"w": ShardedLeaf((4, 4), torch.int64, tuple(halves))})
+    save_state(path, {"w": ShardedLeaf((4, 4), torch.int64, tuple(halves))})
 
     def change(content):
         (chunks,) = content["leaves"].values()
@@ -161,7 +153,7 @@ def test_chunks_that_are_none_are_refused(path, places):
 def test_chunks_that_do_not_cover_a_tensor_are_not_saved(path):
     rows = [Chunk((row, 0), (2, 4), torch.zeros(2, 4)) for row in (0, 1)]
     with pytest.raises(CheckpointError, match=r"The chunks of 'w' overlap, or leave its shape \(4, 4\)"):
-        save(path, {"w": ShardedLeaf((4, 4), torch.float32, tuple(rows))})
+        save_state(path, {"w": ShardedLeaf((4, 4), torch.float32, tuple(rows))})
     assert list(path.parent.iterdir()) == []
 
 
@@ -178,7 +170,7 @@ def test_a_hole_in_one_tensor_is_not_filled_by_what_another_has_twice(path):
         return ShardedLeaf((4, 4), torch.float32, chunks)
 
     with pytest.raises(CheckpointError, match="The chunks of 'twice' overlap"):
-        save(path, {"hole": rows(0), "twice": rows(0, 2, 2)})
+        save_state(path, {"hole": rows(0), "twice": rows(0, 2, 2)})
 
 
 def claimed_tensor(shape):
@@ -210,26 +202,25 @@ def claimed_array(content):
     ],
 )
 def test_what_is_claimed_takes_no_memory(path, change, match):
-    save(path, {"x": torch.ones(100)})
+    save_state(path, {"x": torch.ones(100)})
     rewrite(path, change)
     with bounded_memory(160 * MIB), pytest.raises(CheckpointCorruptedError, match=match):
         load_checkpoint(path)
 
 
-def nested(depth):
-    return json.loads("[" * depth + "]" * depth)
-
-
 def test_what_is_nested_as_deeply_as_can_be_comes_back(path):
-    save(path, {"x": nested(128), "y": 1})
+    def nested(depth):
+        return json.loads("[" * depth + "]" * depth)
+
+    save_state(path, {"x": nested(128), "y": 1})
     assert load_checkpoint(path) == {"x": nested(128), "y": 1}
     with pytest.raises(CheckpointError, match="nested too deeply to be saved, more than 128 levels"):
-        save(path, {"x": nested(129)})
+        save_state(path, {"x": nested(129)})
 
 
 @pytest.mark.parametrize("depth", [129, 900, 1_000_000])
 def test_nesting_is_bounded(path, depth):
-    save(path, {"x": 1})
+    save_state(path, {"x": 1})
     write_index(path, b'{"leaves":{},"blocks":[],"tree":{"x":' + b"[" * depth + b"]" * depth + b"}}")
     with bounded_memory(64 * MIB):
         refused(path, r"RecursionError")
@@ -239,7 +230,7 @@ def test_nesting_is_bounded(path, depth):
 
 @pytest.mark.parametrize("name", ["manifest.json", "-00000.json", "-00000.data"])
 def test_files_with_terabytes_of_nothing_are_not_read(path, name):
-    save(path, {"x": torch.ones(100)})
+    save_state(path, {"x": torch.ones(100)})
     (file,) = path.glob(f"*{name}")
     os.truncate(file, 2**40)
     with bounded_memory(64 * MIB), pytest.raises(CheckpointCorruptedError, match=name):
@@ -251,7 +242,7 @@ def test_what_nobody_would_read_is_not_written(path, monkeypatch):
     with pytest.raises(
         CheckpointError, match=r"takes 3,0\d\d bytes, and may take 1,000. Put large lists and texts into"
     ):
-        save(path, {"x": "a" * 3000})
+        save_state(path, {"x": "a" * 3000})
     assert list(path.parent.iterdir()) == []
 
 
@@ -272,7 +263,7 @@ KINDS = [(pipe, "something else"), (device, "something else"), (os.mkdir, "a fol
 @pytest.mark.parametrize(("make", "kind"), KINDS)
 @pytest.mark.parametrize("name", ["manifest.json", "-00000.json", "-00000.data"])
 def test_what_is_no_file_is_refused_at_once(path, make, kind, name):
-    save(path, {"x": torch.ones(100)})
+    save_state(path, {"x": torch.ones(100)})
     (file,) = path.glob(f"*{name}")
     file.unlink()
     make(file)

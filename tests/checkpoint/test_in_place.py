@@ -1,37 +1,20 @@
 """What is loaded into tensors that exist: read once, hashed meanwhile, and without memory of its own."""
 
-import contextlib
 import os
-from itertools import count
 
 import pytest
 import torch
 
 from checkpoint.damaged_on_purpose import bounded_memory
 from core import Fabric
-from core.checkpoint import DistributedCheckpointIO
+from core.checkpoint import DistributedCheckpointIO, load_checkpoint
 from core.checkpoint.format import digest, streaming
-from core.checkpoint.format.chunk_reads import ChunkRead
 from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import save_state
 from support.tiny import Tiny, loader, make_trainer
 
-IO, ALONE = DistributedCheckpointIO(), Alone()
+IO = DistributedCheckpointIO()
 BLOCK = digest.BLOCK_BYTES
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "last.ckpt"
-
-
-def load(path, targets):
-    return IO.load_checkpoint(path, collectives=ALONE, state=targets)
-
-
-def elsewhere(tensor):
-    """The tensor is another rank's."""
-    return ShardedLeaf(tuple(tensor.shape), tensor.dtype)
 
 
 def damage(path, position):
@@ -69,7 +52,7 @@ def saved(path):
         "list": [torch.arange(5), torch.tensor(7)],
         "conjugate": torch.randn(10, dtype=torch.complex64),
     }
-    IO.save_checkpoint(state, path, collectives=ALONE)
+    save_state(path, state)
     return state
 
 
@@ -87,7 +70,7 @@ def test_bytes_lie_as_they_were_saved_whatever_the_place(path, monkeypatch, save
         "conjugate": torch.zeros(10, dtype=torch.complex64).conj(),
     }
     counted = Counted(monkeypatch, most)
-    loaded = load(path, targets)
+    loaded = load_checkpoint(path, targets)
     ends = [position + size for position, size in counted.calls]
     assert all(begin >= end for end, (begin, _) in zip(ends, counted.calls[1:], strict=False)), "each byte once"
     assert torch.equal(part, saved["part"][1500:2200])
@@ -99,39 +82,43 @@ def test_bytes_lie_as_they_were_saved_whatever_the_place(path, monkeypatch, save
 
 
 def test_blocks_of_which_nothing_is_wanted_are_passed_over(path, monkeypatch, saved):
+    def elsewhere(tensor):
+        """The tensor is another rank's."""
+        return ShardedLeaf(tuple(tensor.shape), tensor.dtype)
+
     targets = {name: elsewhere(value) for name, value in saved.items() if name != "list"}
     targets["list"] = [elsewhere(value) for value in saved["list"]]
     chunk = Chunk((1500, 0), (700, COLS), torch.zeros(700, COLS))
     counted = Counted(monkeypatch)
-    load(path, targets | {"part": ShardedLeaf((ROWS, COLS), torch.float32, (chunk,))})
+    load_checkpoint(path, targets | {"part": ShardedLeaf((ROWS, COLS), torch.float32, (chunk,))})
     assert sum(size for _, size in counted.calls) <= 4 * BLOCK
 
 
 def test_what_shares_bytes_in_the_file_may_lie_apart_here_and_what_is_tied_here_is_read_once(path, monkeypatch):
     weight = torch.randn(BLOCK // 4 + 100)
-    IO.save_checkpoint({"a": weight, "b": weight, "step": torch.tensor(3)}, path, collectives=ALONE)
+    save_state(path, {"a": weight, "b": weight, "step": torch.tensor(3)})
     apart = {"a": torch.zeros_like(weight), "b": torch.zeros_like(weight)}
-    assert load(path, apart)["step"] == 3
+    assert load_checkpoint(path, apart)["step"] == 3
     assert torch.equal(apart["a"], weight)
     assert torch.equal(apart["b"], weight)
     tied = torch.zeros_like(weight)
     counted = Counted(monkeypatch)
-    load(path, {"a": tied, "b": tied.detach()})
+    load_checkpoint(path, {"a": tied, "b": tied.detach()})
     assert torch.equal(tied, weight)
     assert sum(size for _, size in counted.calls) < 1.1 * weight.nbytes
 
 
 def test_autograd_sees_that_a_tensor_was_filled(path):
     weight = torch.randn(10)
-    IO.save_checkpoint({"w": weight}, path, collectives=ALONE)
+    save_state(path, {"w": weight})
     target = torch.zeros(10, requires_grad=True)
     loss = target.square().sum()
-    load(path, {"w": target})
+    load_checkpoint(path, {"w": target})
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
     with torch.inference_mode():
         inference = torch.zeros(10)
-    load(path, {"w": inference})
+    load_checkpoint(path, {"w": inference})
     assert torch.equal(inference, weight)
 
 
@@ -144,13 +131,12 @@ def trained(fabric, width):
     return {"model": model, "optimizer": optimizer}
 
 
-def memories(state):
-    module, optimizer = state["model"].module, state["optimizer"].optimizer
-    moments = [entry[key] for entry in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
-    return [tensor.data_ptr() for tensor in (*module.parameters(), *moments)], [*module.parameters(), *moments]
-
-
 def test_a_running_model_and_its_optimizer_are_filled_where_they_are(path):
+    def memories(state):
+        module, optimizer = state["model"].module, state["optimizer"].optimizer
+        moments = [entry[key] for entry in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+        return [tensor.data_ptr() for tensor in (*module.parameters(), *moments)], [*module.parameters(), *moments]
+
     fabric = Fabric(accelerator="cpu")
     state = trained(fabric, 1600)  # 61 MB, of which 41 are moments
     fabric.save(path, state)
@@ -168,12 +154,11 @@ def test_a_running_model_and_its_optimizer_are_filled_where_they_are(path):
     assert steps == [1, 1, 1, 1]
 
 
-def interrupted(stream, reads):
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("is_interrupted", [False, True])
 def test_what_a_failed_load_has_overwritten_is_not_saved_until_it_is_made_good(path, monkeypatch, is_interrupted):
+    def interrupted(stream, reads):
+        raise KeyboardInterrupt
+
     fabric = Fabric(accelerator="cpu")
     state = trained(fabric, 1100)
     other, later = path.with_name("other.ckpt"), path.with_name("next.ckpt")
@@ -226,49 +211,3 @@ def test_a_trainer_does_not_go_on_with_a_module_that_is_half_loaded(tmp_path):
     trainer = make_trainer(tmp_path, max_epochs=2)
     trainer.fit(module, loader(), loader(), ckpt_path=good)
     assert trainer.current_epoch == 2
-
-
-class Elsewhere(torch.Tensor):
-    """A tensor that says that it is on a CUDA device."""
-
-    @property
-    def device(self):
-        return torch.device("cuda", 0)
-
-
-def test_a_device_copies_from_two_buffers_as_late_as_it_may(tmp_path, monkeypatch):
-    """The device is simulated: it copies only when it is waited for, so a buffer that is used too early is seen."""
-    copies, num_waits = [], count()
-
-    class Event:
-        def record(self):
-            self.end = len(copies)
-
-        def synchronize(self):
-            next(num_waits)
-            for number in range(self.end):
-                if copies[number] is not None:
-                    copies[number]()
-                    copies[number] = None
-
-    def put(read, content, *, in_background):
-        assert in_background
-        copies.append(lambda: real_put(read, content))
-
-    def empty(*sizes, pin_memory=False, **options):
-        is_pinned.append(pin_memory)
-        return real_empty(*sizes, **options)
-
-    is_pinned, real_put, real_empty = [], ChunkRead.put, torch.empty
-    state = {"x": torch.randn(3 << 20), "y": torch.randn(5, 7)}
-    IO.save_checkpoint(state, tmp_path / "a.ckpt", collectives=ALONE)
-    targets = {name: torch.zeros_like(value).as_subclass(Elsewhere) for name, value in state.items()}
-    monkeypatch.setattr(ChunkRead, "put", put)
-    monkeypatch.setattr(torch, "empty", empty)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    IO.load_checkpoint(tmp_path / "a.ckpt", collectives=ALONE, state=targets)
-    assert all(torch.equal(targets[name].as_subclass(torch.Tensor), value) for name, value in state.items())
-    assert len(copies) == 4, "three parts of at most 4 MiB, and a small one"
-    assert next(num_waits) == len(copies), "each buffer is waited for before it is used again, and at the end"
-    assert is_pinned == [True, True]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from core import CHECKPOINT_READER_REGISTRY, CheckpointCorruptedError, CheckpointReader, Fabric
-from core.checkpoint import DistributedCheckpointIO, load_checkpoint
+from core.checkpoint import load_checkpoint
 from core.cli.commands import command
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import save_state
 
 OURS = "no checkpoint of core, and nothing of it was damaged"
 
@@ -47,7 +47,7 @@ def test_what_was_meant_is_shown(tmp_path, names, said):
 
 def test_only_where_files_of_ours_are_a_save_did_not_end(tmp_path):
     path = tmp_path / "last.ckpt"
-    DistributedCheckpointIO().save_checkpoint({"x": torch.ones(2)}, path, collectives=Alone())
+    save_state(path, {"x": torch.ones(2)})
     (path / "manifest.json").unlink()
     assert "without manifest.json: a checkpoint that was never completed. Load an earlier checkpoint." in refused(path)
 

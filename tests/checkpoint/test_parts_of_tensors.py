@@ -7,7 +7,7 @@ from torch import nn
 from core import CheckpointError, Fabric
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core_testing import in_one_process
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import save_state
 
 
 def part(values, shape, there, here, sizes):
@@ -23,35 +23,33 @@ def halves(rank):
     return part(rows, (4, 1), ((2 * rank, 0),), ((0, 0),), ((2, 1),))
 
 
-def otherwise(rank):
-    """The first and the last row, or those between, into a tensor that holds them in another order."""
-    if rank == 0:
-        return part([[-1.0], [-1.0]], (4, 1), ((3, 0), (0, 0)), ((0, 0), (1, 0)), ((1, 1), (1, 1)))
-    return part([[-1.0], [-1.0]], (4, 1), ((1, 0),), ((0, 0),), ((2, 1),))
-
-
-def save_and_load(io, path):
-    fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2, plugins=[io])
-    fabric.launch()
-    rank = fabric.global_rank
-    fabric.save(path, {"column": halves(rank), "plain": torch.ones(2)})
-    fabric.barrier()
-    state = {"column": torch.zeros(4, 1), "plain": torch.zeros(2)}
-    fabric.load(path, state)  # gives whole ones, as of DTensors
-    assert state["column"].flatten().tolist() == [0, 1, 2, 3]
-    assert state["plain"].tolist() == [1, 1]
-    boxes = {"column": otherwise(rank)}
-    io.load_checkpoint(path, state=boxes, collectives=fabric.session.collectives)
-    assert boxes["column"].flatten().tolist() == ([3, 0] if rank == 0 else [1, 2])
-
-
 def test_parts_are_saved_and_loaded_in_boxes(tmp_path):
+    def otherwise(rank):
+        """The first and the last row, or those between, into a tensor that holds them in another order."""
+        if rank == 0:
+            return part([[-1.0], [-1.0]], (4, 1), ((3, 0), (0, 0)), ((0, 0), (1, 0)), ((1, 1), (1, 1)))
+        return part([[-1.0], [-1.0]], (4, 1), ((1, 0),), ((0, 0),), ((2, 1),))
+
+    def save_and_load(io, path):
+        fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2, plugins=[io])
+        fabric.launch()
+        rank = fabric.global_rank
+        fabric.save(path, {"column": halves(rank), "plain": torch.ones(2)})
+        fabric.barrier()
+        state = {"column": torch.zeros(4, 1), "plain": torch.zeros(2)}
+        fabric.load(path, state)  # gives whole ones, as of DTensors
+        assert state["column"].flatten().tolist() == [0, 1, 2, 3]
+        assert state["plain"].tolist() == [1, 1]
+        boxes = {"column": otherwise(rank)}
+        io.load_checkpoint(path, state=boxes, collectives=fabric.session.collectives)
+        assert boxes["column"].flatten().tolist() == ([3, 0] if rank == 0 else [1, 2])
+
     in_one_process(save_and_load, DistributedCheckpointIO(), tmp_path / "saved")
 
 
 def test_one_file_has_no_place_for_them(tmp_path):
     with pytest.raises(CheckpointError, match=r"state\['column'\] is this rank's part of a tensor\. Save it with"):
-        TorchCheckpointIO().save_checkpoint({"column": halves(0)}, tmp_path / "saved", collectives=Alone())
+        save_state(tmp_path / "saved", {"column": halves(0)}, TorchCheckpointIO())
     assert not (tmp_path / "saved").exists()
 
 

@@ -12,10 +12,9 @@ from core import Fabric
 from core.accelerators import CPUAccelerator
 from core.checkpoint import TorchCheckpointIO, collect_random_state, restore_random_state
 from core.session import half_loaded
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import Alone, save_state
 
 CPU = torch.device("cpu")
-OF_CORE = os.path.join(os.path.dirname(core.__file__), "")
 
 
 class DeviceWithGenerator(CPUAccelerator):
@@ -45,7 +44,7 @@ def test_every_generator_goes_on_where_it_was(tmp_path, burn):
     accelerator.state += 1
 
     path = tmp_path / "last.ckpt"
-    TorchCheckpointIO().save_checkpoint(state, path, collectives=Alone())
+    save_state(path, state, TorchCheckpointIO())
     loaded = TorchCheckpointIO().load_checkpoint(path, collectives=Alone())
     restore_random_state(loaded, accelerator, CPU)
     assert draw() == expected
@@ -75,6 +74,7 @@ def test_a_storage_that_knows_no_tuples_will_do():
 @pytest.mark.parametrize("storage", ["torch", "distributed"])
 def test_a_random_state_is_saved_in_one_go(tmp_path, storage):
     """No function of core is called for each of its 625 integers."""
+    of_core = os.path.join(os.path.dirname(core.__file__), "")
     fabric = Fabric(accelerator="cpu", devices=1, plugins=storage)
     model = fabric.setup(torch.nn.Linear(1, 1))
     half_loaded.mark(fabric.session, {"model": model.module}, "a damaged one")  # which saves look out for
@@ -82,7 +82,7 @@ def test_a_random_state_is_saved_in_one_go(tmp_path, storage):
     called = []
 
     def watch(frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(OF_CORE):
+        if event == "call" and frame.f_code.co_filename.startswith(of_core):
             called.append(frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name)
 
     sys.setprofile(watch)

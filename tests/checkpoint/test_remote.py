@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from checkpoint.remote_checks import CHECKS
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
 from core.contract import CheckpointError
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import save_state
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -28,7 +28,7 @@ def test_in_memory(check, tmp_path):
 
 def test_a_tensor_that_does_not_lie_in_one_piece_is_filled(lossy):
     whole = torch.arange(12.0).view(3, 4)
-    DistributedCheckpointIO().save_checkpoint({"w": whole}, "memory://run/last.ckpt", collectives=Alone())
+    save_state("memory://run/last.ckpt", {"w": whole})
     target = torch.zeros(4, 3).t()
     load_checkpoint("memory://run/last.ckpt", {"w": target})
     assert torch.equal(target, whole)
@@ -62,7 +62,7 @@ def test_what_a_store_has_not_deleted_goes_with_a_later_save(lossy, monkeypatch,
     checkpoint_io, path = DistributedCheckpointIO(), "memory://run/last.ckpt"
 
     def save(step):
-        checkpoint_io.save_checkpoint({"step": step}, path, collectives=Alone())
+        save_state(path, {"step": step}, checkpoint_io)
         return fsspec.filesystem("memory").ls("/run/last.ckpt")
 
     assert len(save(1)) == 2
@@ -79,7 +79,7 @@ def test_what_a_store_has_not_deleted_goes_with_a_later_save(lossy, monkeypatch,
         with monkeypatch.context() as patches:
             looked.clear()
             patches.setattr(MemoryFileSystem, fails, refuse)
-            checkpoint_io.save_checkpoint({"step": step}, path, collectives=Alone())
+            save_state(path, {"step": step}, checkpoint_io)
     assert len(fsspec.filesystem("memory").ls("/run/last.ckpt")) == 4
     assert len(save(4)) == 2
     assert load_checkpoint(path) == {"step": 4}
@@ -88,10 +88,10 @@ def test_what_a_store_has_not_deleted_goes_with_a_later_save(lossy, monkeypatch,
 @pytest.mark.parametrize("kind", [DistributedCheckpointIO, TorchCheckpointIO])
 def test_a_save_whose_answer_is_lost_has_happened_all_the_same(lossy, kind):
     checkpoint_io, path = kind(), "memory://run/last.ckpt"
-    checkpoint_io.save_checkpoint({"step": 1}, path, collectives=Alone())
+    save_state(path, {"step": 1}, checkpoint_io)
     for step, lost in enumerate([("pipe_file",), ("mv",), ("rm_file",), ("pipe_file", "mv", "rm_file")], 2):
         lossy(*lost)
-        checkpoint_io.save_checkpoint({"step": step}, path, collectives=Alone())
+        save_state(path, {"step": step}, checkpoint_io)
         assert load_checkpoint(path) == {"step": step}
 
 
@@ -100,7 +100,7 @@ def test_a_save_that_can_not_be_told_to_have_happened_does_not_claim_that_it_has
     checkpoint_io, path = kind(), "memory://run/last.ckpt"
     lossy("pipe_file", "mv", "cat_file", "_open")
     with pytest.raises(CheckpointError) as raised:
-        checkpoint_io.save_checkpoint({"step": 2}, path, collectives=Alone())
+        save_state(path, {"step": 2}, checkpoint_io)
     assert str(raised.value) == (
         f"The checkpoint '{path}' may be in its place, and can't be read back: OSError: the answer was lost. "
         "Look after the storage, and save again."

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from core import Fabric, Trainer
 from core.checkpoint import SafetensorsCheckpointIO, load_checkpoint, verify_checkpoint
 from core.contract import CheckpointCorruptedError, CheckpointError
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import Alone, save_state
 from support.same import assert_same
 from support.small_nets import QUIET, Net
 
@@ -29,7 +29,7 @@ def path(tmp_path):
 
 
 def save(state, path):
-    SafetensorsCheckpointIO().save_checkpoint(state, path, collectives=Alone())
+    save_state(path, state, SafetensorsCheckpointIO())
 
 
 def save_and_load(state, path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
+from checkpoint.steps import names
 from core.callbacks import ModelCheckpoint
 from core.checkpoint import (
     AsyncCheckpointIO,
@@ -23,19 +24,13 @@ from core.checkpoint.any_form import dates
 from core.checkpoint.format import manifest as manifest_module
 from core.checkpoint.storage import locks
 from core.cli.commands import command
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import save_state
 from support.tiny import Tiny, loader, make_trainer
-
-ALONE = Alone()
 
 
 def save(path, step, kind=DistributedCheckpointIO):
     state = {"progress": {"global_step": step}, "x": torch.full((500,), float(step))}
-    kind().save_checkpoint(state, path, collectives=ALONE)
-
-
-def names(folder):
-    return sorted(entry.name for entry in folder.iterdir())
+    save_state(path, state, kind())
 
 
 def damage(path):

@@ -12,32 +12,22 @@ from torch import nn
 
 from core.checkpoint import (
     TorchCheckpointIO,
+    load_checkpoint,
     verify_checkpoint,
 )
 from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
-from support.checkpoint_collectives import Alone
-
-ALONE = Alone()
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "last.ckpt"
+from support.checkpoint_collectives import save_state
 
 
 def save(path, state):
-    TorchCheckpointIO().save_checkpoint(state, path, collectives=ALONE)
-
-
-def load(path):
-    return TorchCheckpointIO().load_checkpoint(path, collectives=ALONE)
+    save_state(path, state, TorchCheckpointIO())
 
 
 def test_a_view_does_not_drag_its_storage_along(path):
     large = torch.arange(1_000_000.0)
     save(path, {"row": large[10:13], "column": large.reshape(1000, 1000)[:3, 0]})
     assert path.stat().st_size < 10_000
-    loaded = load(path)
+    loaded = load_checkpoint(path)
     assert loaded["row"].tolist() == [10, 11, 12]
     assert loaded["column"].tolist() == [0, 1000, 2000]
 
@@ -47,7 +37,7 @@ def test_the_state_that_was_saved_is_untouched(path):
     state = {"list": [parameter], "array": np.ones(2)}
     save(path, state)
     assert state["list"][0] is parameter
-    load(path)["list"][0].fill_(5)
+    load_checkpoint(path)["list"][0].fill_(5)
     assert parameter.tolist() == [1, 1]
 
 
@@ -74,38 +64,36 @@ def test_a_flipped_bit_anywhere_is_found_and_the_file_is_named(path):
         flipped[position] ^= 1 << position % 8
         path.write_bytes(flipped)
         with pytest.raises(CheckpointCorruptedError, match=r"last.ckpt' is damaged.*last.ckpt.digest. Load an earlier"):
-            load(path)
+            load_checkpoint(path)
 
 
 def test_a_damaged_digest_is_named(path):
     save(path, {"x": 1})
     (path.parent / ".last.ckpt.digest").write_bytes(b"\xff\x00 rubbish")
     with pytest.raises(CheckpointCorruptedError, match=r"last.ckpt.digest is damaged.*Delete it to load"):
-        load(path)
+        load_checkpoint(path)
 
 
 def test_a_file_from_elsewhere_is_loaded_and_can_be_replaced_and_verifying_tells_of_it(path):
     torch.save({"weight": torch.ones(2)}, path)
-    assert load(path)["weight"].tolist() == [1, 1]
+    assert load_checkpoint(path)["weight"].tolist() == [1, 1]
     with pytest.warns(UserWarning, match=r"has no digest beside it.*damage to it would not be seen"):
         verify_checkpoint(path)
     save(path, {"weight": torch.zeros(2)})
-    assert load(path)["weight"].tolist() == [0, 0]
+    assert load_checkpoint(path)["weight"].tolist() == [0, 0]
     verify_checkpoint(path)
 
 
-ran = []
-
-
-class RunsCode:
-    def __reduce__(self):
-        return (ran.append, ("it ran",))
-
-
 def test_code_in_a_file_does_not_run(path):
+    ran = []
+
+    class RunsCode:
+        def __reduce__(self):
+            return (ran.append, ("it ran",))
+
     torch.save({"x": RunsCode()}, path)
     with pytest.raises(CheckpointCorruptedError, match="GLOBAL getattr was not an allowed"):
-        load(path)
+        load_checkpoint(path)
     assert not ran
 
 
@@ -113,13 +101,13 @@ def test_code_in_a_file_does_not_run(path):
 def test_a_file_that_is_none(path, content):
     path.write_bytes(content)
     with pytest.raises(CheckpointCorruptedError, match="is not a checkpoint"):
-        load(path)
+        load_checkpoint(path)
 
 
 def test_a_file_that_holds_no_state(path):
     torch.save(torch.ones(2), path)
     with pytest.raises(CheckpointCorruptedError, match="holds a Tensor"):
-        load(path)
+        load_checkpoint(path)
 
 
 # What is not there.
@@ -128,7 +116,7 @@ def test_a_file_that_holds_no_state(path):
 def test_a_folder_is_no_file(path):
     path.mkdir()
     with pytest.raises(CheckpointCorruptedError, match=r"is a folder without manifest.json: no checkpoint of core"):
-        load(path)
+        load_checkpoint(path)
     with pytest.raises(CheckpointError, match=r"can't be written: Is a directory.* Expected no folder there: move it"):
         save(path, {"x": 1})
     assert sorted(os.listdir(path.parent)) == [".last.ckpt.digest", "last.ckpt"]
@@ -153,23 +141,23 @@ def test_a_remote_file_and_its_digest_are_alone_and_damage_is_found(url):
     content[len(content) // 2] ^= 1
     filesystem.pipe_file("/folder/last.ckpt", bytes(content))
     with pytest.raises(CheckpointCorruptedError, match=r"memory://folder/last.ckpt' is damaged"):
-        load(url)
+        load_checkpoint(url)
     with pytest.raises(CheckpointNotFoundError, match=r"In that folder are: last.ckpt"):
-        load("memory://folder/lost.ckpt")
+        load_checkpoint("memory://folder/lost.ckpt")
 
 
 def test_a_remote_file_from_elsewhere(url):
     buffer = io.BytesIO()
     torch.save({"x": 1}, buffer)
     fsspec.filesystem("memory").pipe_file("/folder/last.ckpt", buffer.getvalue())
-    assert load(url) == {"x": 1}
+    assert load_checkpoint(url) == {"x": 1}
     save(url, {"x": 2})
-    assert load(url) == {"x": 2}
+    assert load_checkpoint(url) == {"x": 2}
 
 
 def test_an_unknown_protocol_is_told():
     with pytest.raises(CheckpointError, match=r"'nosuch://x' can't be read: ValueError: Protocol not known: nosuch"):
-        load("nosuch://x")
+        load_checkpoint("nosuch://x")
 
 
 # What somebody has made by hand.
@@ -202,13 +190,11 @@ def array_of(kind, content=b"A" * 8):
     [
         array_of(type_of("f8", POINTERS)),
         array_of(type_of("V8")),
-        array_of(type_of("O8")),
         array_of(type_of("f8"), b"A" * 80),
         array_of(type_of("f8", (3, ">", None, None, None, -1, -1, 0))),
         array_of(type_of("U2"), b"AAAAAAAA"),
         Pickled(SCALAR, (type_of("f8", POINTERS), b"A" * 8)),
         Pickled(SCALAR, (type_of("O8"), b"A" * 8)),
-        Pickled(SCALAR, (type_of("V8"), b"A" * 8)),
         Pickled(RECONSTRUCT, (np.ndarray, (0,), b"b")),
         torch.sparse_coo_tensor(torch.tensor([[0, 500]]), torch.ones(2), (3,), check_invariants=False),
     ],
@@ -216,13 +202,7 @@ def array_of(kind, content=b"A" * 8):
 def test_no_value_makes_an_access_to_other_memory(path, value):
     torch.save({"x": value}, path)
     with pytest.raises(CheckpointCorruptedError, match=r"last\.ckpt' is not a checkpoint that can be loaded"):
-        load(path)
-
-
-def repeated(depth, state):
-    for _ in range(depth):
-        state = [state, state]
-    return state
+        load_checkpoint(path)
 
 
 def test_numpys_own_types_are_never_made_whatever_the_program_allows(path):
@@ -233,20 +213,25 @@ def test_numpys_own_types_are_never_made_whatever_the_program_allows(path):
         for value in (forged, Pickled(SCALAR, (type_of("f8", POINTERS), b"A" * 8)), Pickled(np.dtypes.ObjectDType, ())):
             torch.save({"x": value}, path)
             with pytest.raises(CheckpointCorruptedError, match=r"NumPy's type 'O8'|ObjectDType"):
-                load(path)
+                load_checkpoint(path)
         torch.save({"x": np.arange(3.0)}, path)
-        assert type(load(path)["x"]) is np.ndarray
+        assert type(load_checkpoint(path)["x"]) is np.ndarray
         assert set(torch.serialization.get_safe_globals()) >= set(allowed)
 
 
 def test_a_file_that_holds_itself_is_refused(path):
+    def repeated(depth, state):
+        for _ in range(depth):
+            state = [state, state]
+        return state
+
     torch.save({"x": repeated(3, {"y": np.ones(1)})}, path)
-    assert load(path) == {"x": repeated(3, {"y": np.ones(1)})}
+    assert load_checkpoint(path) == {"x": repeated(3, {"y": np.ones(1)})}
     endless = []
     endless.append(endless)
     torch.save({"x": endless}, path)
     with pytest.raises(CheckpointCorruptedError, match="maximum recursion depth"):
-        load(path)
+        load_checkpoint(path)
 
 
 @pytest.mark.parametrize("name", ["last.ckpt", ".last.ckpt.digest", ".weights.safetensors.digest"])
@@ -256,4 +241,4 @@ def test_a_pipe_is_not_waited_for(path, name):
     path.with_name(name).unlink(missing_ok=True)
     os.mkfifo(path.with_name(name))
     with pytest.raises(CheckpointCorruptedError, match=r"is something else, where a|is neither a folder nor a file"):
-        load(path.with_name(name.removeprefix(".").removesuffix(".digest")))
+        load_checkpoint(path.with_name(name.removeprefix(".").removesuffix(".digest")))

@@ -48,25 +48,6 @@ def save_together(path, step):
     return on_two_ranks(lambda collectives: save_half(path, step, collectives))
 
 
-def patch_store(is_due, patches, is_lost):
-    """Calls of an object store fail: before they have done anything, or when they have, and the answer is lost."""
-
-    def losing(real):
-        def call(*arguments, **options):
-            due = is_due()
-            if due and not is_lost:
-                raise OSError("the store is busy")
-            result = real(*arguments, **options)
-            if due:
-                raise OSError("the answer was lost")
-            return result
-
-        return call
-
-    for name in ("pipe_file", "rm_file", "cat_file", "ls", "_open", "makedirs", "isfile", "exists"):
-        patches.setattr(MemoryFileSystem, name, losing(getattr(MemoryFileSystem, name)))
-
-
 def check_told(told, step, has_struck):
     """What both ranks say is what is there."""
     assert bool(told[0]) == bool(told[1]), told
@@ -135,44 +116,87 @@ class Url(str):
 @pytest.mark.parametrize("lasts", [True, False])
 @pytest.mark.parametrize(("victim", "least"), [(0, 8), (1, 2)])
 def test_any_call_of_a_store_may_fail_on_either_rank(memory, victim, least, lasts, is_lost):
+    def patch_store(is_due, patches, is_lost):
+        """Calls of an object store fail: before they have done anything, or when they have, and the answer is lost."""
+
+        def losing(real):
+            def call(*arguments, **options):
+                due = is_due()
+                if due and not is_lost:
+                    raise OSError("the store is busy")
+                result = real(*arguments, **options)
+                if due:
+                    raise OSError("the answer was lost")
+                return result
+
+            return call
+
+        for name in ("pipe_file", "rm_file", "cat_file", "ls", "_open", "makedirs", "isfile", "exists"):
+            patches.setattr(MemoryFileSystem, name, losing(getattr(MemoryFileSystem, name)))
+
     path, clear = Url("memory://run/last.ckpt"), MemoryFileSystem.store.clear
     patch = partial(patch_store, is_lost=is_lost)
     check_all_faults(path, patch, clear, least, victim=victim, lasts=lasts)
 
 
-class Piped:
-    """Two processes, forked from one, that talk through a pipe."""
-
-    size = 2
-    writer = {}
-
-    def __init__(self, rank, pipe):
-        self.rank, self._mine = rank, pipe[rank]
-
-    def barrier(self):
-        self.broadcast_object(self.gather_objects(None) and None)
-
-    def broadcast_object(self, obj, src=0):
-        if self.rank == src:
-            self._mine.send(obj)
-            return obj
-        return self._mine.recv()
-
-    def gather_objects(self, obj, dst=0):
-        if self.rank == dst:
-            return [obj, self._mine.recv()]
-        self._mine.send(obj)
-        return None
-
-
 @pytest.mark.parametrize(("victim", "least"), [pytest.param(0, 15, marks=pytest.mark.slow), (1, 8)])
 def test_either_rank_may_die_before_any_call(tmp_path, victim, least):
     """The other one notices: its connection ends."""
+
+    class Piped:
+        """Two processes, forked from one, that talk through a pipe."""
+
+        size = 2
+        writer = {}
+
+        def __init__(self, rank, pipe):
+            self.rank, self._mine = rank, pipe[rank]
+
+        def barrier(self):
+            self.broadcast_object(self.gather_objects(None) and None)
+
+        def broadcast_object(self, obj, src=0):
+            if self.rank == src:
+                self._mine.send(obj)
+                return obj
+            return self._mine.recv()
+
+        def gather_objects(self, obj, dst=0):
+            if self.rank == dst:
+                return [obj, self._mine.recv()]
+            self._mine.send(obj)
+            return None
+
+    def dies(path, victim, number):
+        """Save from two processes, of which one kills itself before its n-th change; whether it got that far."""
+        pipe, processes = Pipe(), []
+        for rank in range(2):
+            process = os.fork()
+            if process == 0:
+                status = 1
+                try:
+                    pipe[1 - rank].close()
+                    if rank == victim:
+                        kill_before_call(number)
+                    with contextlib.suppress(CheckpointError, EOFError, OSError):
+                        save_half(path, 2, Piped(rank, pipe))
+                    status = 0
+                finally:
+                    sys.setprofile(None)
+                    os._exit(status)
+            processes.append(process)
+        for end in pipe:
+            end.close()
+        outcomes = [os.waitpid(process, 0)[1] for process in processes]
+        assert outcomes[1 - victim] == 0
+        assert os.WIFSIGNALED(outcomes[victim]) or outcomes[victim] == 0
+        return os.WIFSIGNALED(outcomes[victim])
+
     path = tmp_path / "last.ckpt"
     for number in count(1):
         shutil.rmtree(path, ignore_errors=True)
         save(path, 1)
-        if not _dies(path, victim, number):
+        if not dies(path, victim, number):
             break
         assert loaded_step(path) in (1, 2)
         save(path, 3)
@@ -181,32 +205,6 @@ def test_either_rank_may_die_before_any_call(tmp_path, victim, least):
         assert len(names(path)) == 3
     assert number > least
     assert loaded_step(path) == 2
-
-
-def _dies(path, victim, number):
-    """Save from two processes, of which one kills itself before its n-th change of a file; whether it got that far."""
-    pipe, processes = Pipe(), []
-    for rank in range(2):
-        process = os.fork()
-        if process == 0:
-            status = 1
-            try:
-                pipe[1 - rank].close()
-                if rank == victim:
-                    kill_before_call(number)
-                with contextlib.suppress(CheckpointError, EOFError, OSError):
-                    save_half(path, 2, Piped(rank, pipe))
-                status = 0
-            finally:
-                sys.setprofile(None)
-                os._exit(status)
-        processes.append(process)
-    for end in pipe:
-        end.close()
-    outcomes = [os.waitpid(process, 0)[1] for process in processes]
-    assert outcomes[1 - victim] == 0
-    assert os.WIFSIGNALED(outcomes[victim]) or outcomes[victim] == 0
-    return os.WIFSIGNALED(outcomes[victim])
 
 
 def test_two_runs_save_to_one_place_behind_a_url(memory):
@@ -230,45 +228,47 @@ def test_two_runs_save_to_one_place_behind_a_url(memory):
     assert loaded_step(path) == 1
 
 
-class SilentDamage:
-    """Changes a bit of the first file that has a name, when it has been written, and says nothing of it."""
-
-    def __init__(self, part, patches):
-        self.part, self.num_struck = part, 0
-        patches.setattr(disk, "sync", self._after(disk.sync, lambda file: self._strike(file.name, file)))
-        if part == "manifest.json":  # it is read before it is written
-            patches.setattr(MemoryFileSystem, "pipe_file", self._after(MemoryFileSystem.pipe_file, self._strike_piped))
-        else:
-            patches.setattr(MemoryFile, "close", lambda file: self._strike(file.path, file))
-
-    def _after(self, real, strike):
-        def call(*arguments, **options):
-            real(*arguments, **options)
-            strike(*arguments)
-
-        return call
-
-    def _strike(self, name, file):
-        if self.part not in str(name) or self.num_struck:
-            return
-        self.num_struck += 1
-        if isinstance(file, MemoryFile):
-            file.getbuffer()[file.size // 2] ^= 1
-            return
-        with open(name, "r+b") as again:
-            again.seek(os.path.getsize(name) // 2)
-            byte = again.read(1)[0]
-            again.seek(-1, os.SEEK_CUR)
-            again.write(bytes([byte ^ 1]))
-
-    def _strike_piped(self, filesystem, name, content):
-        self._strike(name, filesystem.store[name])
-
-
 @pytest.mark.parametrize("place", ["local", "memory"])
 @pytest.mark.parametrize("part", ["-00000.data", "-00001.data", "-00001.json", "manifest.json", ".partial"])
 def test_what_is_there_goes_only_for_what_was_read_back(part, place, memory, tmp_path, monkeypatch):
     """A checkpoint that is saved again under its own name, as `last.ckpt` is, on storage that damages and is silent."""
+
+    class SilentDamage:
+        """Changes a bit of the first file that has a name, when it has been written, and says nothing of it."""
+
+        def __init__(self, part, patches):
+            self.part, self.num_struck = part, 0
+            patches.setattr(disk, "sync", self._after(disk.sync, lambda file: self._strike(file.name, file)))
+            if part == "manifest.json":  # it is read before it is written
+                patches.setattr(
+                    MemoryFileSystem, "pipe_file", self._after(MemoryFileSystem.pipe_file, self._strike_piped)
+                )
+            else:
+                patches.setattr(MemoryFile, "close", lambda file: self._strike(file.path, file))
+
+        def _after(self, real, strike):
+            def call(*arguments, **options):
+                real(*arguments, **options)
+                strike(*arguments)
+
+            return call
+
+        def _strike(self, name, file):
+            if self.part not in str(name) or self.num_struck:
+                return
+            self.num_struck += 1
+            if isinstance(file, MemoryFile):
+                file.getbuffer()[file.size // 2] ^= 1
+                return
+            with open(name, "r+b") as again:
+                again.seek(os.path.getsize(name) // 2)
+                byte = again.read(1)[0]
+                again.seek(-1, os.SEEK_CUR)
+                again.write(bytes([byte ^ 1]))
+
+        def _strike_piped(self, filesystem, name, content):
+            self._strike(name, filesystem.store[name])
+
     path = Url("memory://run/last.ckpt") if place == "memory" else tmp_path / "last.ckpt"
 
     def save_again(step):

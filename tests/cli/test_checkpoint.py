@@ -5,10 +5,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from core.checkpoint import DistributedCheckpointIO, load_checkpoint, verify_checkpoint
+from core.checkpoint import load_checkpoint, verify_checkpoint
 from core.cli.commands import command
 from core.cli.layout import size_text, working
-from support.checkpoint_collectives import Alone
+from support.checkpoint_collectives import save_state
 from support.hostile import SPOOF, assert_tame
 
 
@@ -20,7 +20,7 @@ def path(tmp_path):
         "progress": {"epoch": 3},
         "format": {"version": 1},
     }
-    DistributedCheckpointIO().save_checkpoint(state, tmp_path / "last.ckpt", collectives=Alone())
+    save_state(tmp_path / "last.ckpt", state)
     return tmp_path / "last.ckpt"
 
 
@@ -115,7 +115,8 @@ def test_a_place_that_is_taken(run, path):
     assert "Something is at" in done.output
 
 
-ACME = """
+def test_forms_of_a_plugin(core_cli, tmp_path):
+    acme = """
 import json
 from pathlib import Path
 
@@ -141,11 +142,8 @@ class AcmeIndex(Acme):
     def convert_checkpoint(self, source, target, *, reader, collectives):
         Path(target).write_text(",".join(json.loads(Path(source).read_text())))
 """
-
-
-def test_forms_of_a_plugin(core_cli, tmp_path):
     entry_points = "[core.checkpoint_ios]\nacme = core_acme:Acme\nacme_index = core_acme:AcmeIndex\n"
-    core_cli.install("core-acme", entry_points, requires=("core-training>=0.1",), modules={"core_acme": ACME})
+    core_cli.install("core-acme", entry_points, requires=("core-training>=0.1",), modules={"core_acme": acme})
     torch.save({"model": {"bias": torch.ones(2)}}, tmp_path / "last.pt")
 
     def convert(*arguments):
@@ -178,7 +176,7 @@ def test_a_form_that_nobody_offers(run, path, tmp_path, option):
 def test_what_a_checkpoint_says_of_itself_reaches_no_terminal_raw(run, tmp_path):
     state = {f"model{SPOOF}\nfalse row": {f"weight{SPOOF}": torch.ones(2)}}
     path = tmp_path / f"last{SPOOF}.ckpt"
-    DistributedCheckpointIO().save_checkpoint(state, path, collectives=Alone())
+    save_state(path, state)
     for arguments in (["inspect", "--tensors"], ["inspect", "--json"], ["verify"]):
         done = run(*arguments, path)
         assert done.exit_code == 0

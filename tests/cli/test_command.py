@@ -10,30 +10,6 @@ import pytest
 import core
 
 
-def run_in_terminal(arguments, working, **variables):
-    """The command's output to a terminal."""
-    leader, follower = pty.openpty()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "core", *arguments],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        cwd=working,
-        env={name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"} | variables,
-    )
-    os.close(follower)
-    output = b""
-    try:
-        while block := os.read(leader, 65536):
-            output += block
-    except OSError:
-        pass  # how Linux says that nobody holds the other end any more
-    finally:
-        os.close(leader)
-        child.wait()
-    return output.decode()
-
-
 def test_version(core_cli):
     assert core_cli("--version").stdout == f"core {core.__version__}\n"
 
@@ -69,6 +45,31 @@ def test_an_error_is_its_message_and_nothing_else(core_cli):
 
 
 def test_color_on_a_terminal_only(core_cli):
+    def run_in_terminal(arguments, working, **variables):
+        """The command's output to a terminal."""
+        leader, follower = pty.openpty()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "core", *arguments],
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            cwd=working,
+            env={name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+            | {"TERM": "xterm"}
+            | variables,
+        )
+        os.close(follower)
+        output = b""
+        try:
+            while block := os.read(leader, 65536):
+                output += block
+        except OSError:
+            pass  # how Linux says that nobody holds the other end any more
+        finally:
+            os.close(leader)
+            child.wait()
+        return output.decode()
+
     arguments = ["list-strategies"]
     assert "\x1b[" in run_in_terminal(arguments, core_cli.working)
     assert "\x1b[" not in run_in_terminal(arguments, core_cli.working, NO_COLOR="1")

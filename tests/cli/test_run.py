@@ -92,7 +92,10 @@ def test_a_command_line_that_cannot_be_meant(core_cli, arguments, message):
     assert len(done.stderr.splitlines()) <= 6
 
 
-BUG = """
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "how", "when"), [((), ["bug.py"], "late"), (BY_TORCHRUN, ["-m", "bug"], "early")])
+def test_a_bug_takes_the_lines_that_it_takes_without(tmp_path, way, when, how):
+    bug = """
 import sys
 
 def load():
@@ -105,12 +108,7 @@ fabric = Fabric(accelerator="cpu")
 fabric.launch()
 load()
 """
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("way", "how", "when"), [((), ["bug.py"], "late"), (BY_TORCHRUN, ["-m", "bug"], "early")])
-def test_a_bug_takes_the_lines_that_it_takes_without(tmp_path, way, when, how):
-    (tmp_path / "bug.py").write_text(BUG)
+    (tmp_path / "bug.py").write_text(bug)
     done = core_run(tmp_path, "--devices", "2", *way, *how, when)
     lines = done.stderr.splitlines()
     assert [line.strip() for line in lines if "File" not in line and "~" not in line and "^" not in line] == [
@@ -271,32 +269,28 @@ def test_a_rank_that_goes_on_all_the_same_is_ended(waits):
     assert "Rank 0" in run.process.errors()
 
 
-SHOWS = """
+def test_ranks_cannot_tell_who_has_started_them(tmp_path, monkeypatch):
+    of_a_run = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
+    shows = """
 import json, os
 os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)  # torchrun sets it for itself
 names = [each for each in os.environ if "RANK" in each or "WORLD" in each or "ROLE" in each or "TORCH" in each]
 print(json.dumps({each: os.environ[each] for each in [*names, "MASTER_PORT", "OMP_NUM_THREADS"]}))
 """
 
+    def variables(folder, *options):
+        """Those of each rank."""
+        (folder / "shows.py").write_text(shows)
+        done = core_run(folder, "--devices", "2", *options, "shows.py")
+        assert done.returncode == 0, done.stderr
+        return sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda each: each["RANK"])
 
-def variables(folder, *options):
-    """Those of each rank."""
-    (folder / "shows.py").write_text(SHOWS)
-    done = core_run(folder, "--devices", "2", *options, "shows.py")
-    assert done.returncode == 0, done.stderr
-    return sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda each: each["RANK"])
-
-
-OF_A_RUN = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
-
-
-def test_ranks_cannot_tell_who_has_started_them(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     ours, torchruns = variables(tmp_path), variables(tmp_path, *BY_TORCHRUN)
     assert [each.keys() for each in ours] == [each.keys() for each in torchruns]
     assert {each["TORCHELASTIC_USE_AGENT_STORE"] for each in ours} == {"False"}
     for each in (*ours, *torchruns):
-        assert all(each.pop(name) for name in OF_A_RUN)
+        assert all(each.pop(name) for name in of_a_run)
     assert ours == torchruns
 
 

@@ -15,7 +15,7 @@ from core.cluster import (
     TorchElasticEnvironment,
 )
 from core.cluster.slurm import first_host
-from core.contract import Absent, ConfigurationError, Found
+from core.contract import ConfigurationError, Found
 
 ALL = (
     LocalEnvironment,
@@ -109,11 +109,6 @@ def given(monkeypatch):
     return set_all
 
 
-def chosen():
-    found = {kind: detection for kind in ALL if isinstance(detection := kind.detect(), Found)}
-    return max(found, key=lambda kind: found[kind].priority)
-
-
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
@@ -144,6 +139,10 @@ def chosen():
     ],
 )
 def test_the_most_specific_environment_wins(given, variables, expected):
+    def chosen():
+        found = {kind: detection for kind in ALL if isinstance(detection := kind.detect(), Found)}
+        return max(found, key=lambda kind: found[kind].priority)
+
     given(variables)
     assert chosen() is expected
 
@@ -356,18 +355,10 @@ def test_several_nodes_by_hand(given):
         LocalEnvironment().validate(num_devices=2, num_nodes=2)
 
 
-@pytest.mark.parametrize(
-    ("kind", "variables", "change", "message"),
-    [
-        (TorchElasticEnvironment, TORCHRUN, {"RANK": "one"}, "RANK must be a number of at least 0, but it is 'one'"),
-        (TorchElasticEnvironment, TORCHRUN, {"RANK": ""}, "RANK is needed here and is not set. torchrun sets it"),
-        (SLURMEnvironment, SRUN, {"SLURM_PROCID": "-1"}, "SLURM_PROCID must be a number of at least 0"),
-    ],
-)
-def test_a_malformed_variable_is_named(given, kind, variables, change, message):
-    given(variables | change)
-    with pytest.raises(ConfigurationError, match=message):
-        kind().global_rank()
+def test_a_variable_that_is_empty_is_named(given):
+    given(TORCHRUN, RANK="")
+    with pytest.raises(ConfigurationError, match=r"RANK is needed here and is not set\. torchrun sets it"):
+        TorchElasticEnvironment().global_rank()
 
 
 @pytest.mark.parametrize("port", ["70000", "http"])
@@ -375,8 +366,3 @@ def test_a_malformed_port_is_named(given, port):
     given({"MASTER_PORT": port})
     with pytest.raises(ConfigurationError, match="MASTER_PORT"):
         _ = LocalEnvironment().main_port
-
-
-def test_absence_has_a_reason():
-    reasons = [kind.detect() for kind in ALL[1:]]
-    assert all(isinstance(each, Absent) and each.reason for each in reasons)

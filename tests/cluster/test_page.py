@@ -13,11 +13,29 @@ import pytest
 from core_testing.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
-PAGE = Path(__file__).parents[2] / "docs" / "several-nodes.md"
-# A minute, of which SLURM may take all for its signal; two, in which it lets a requeued job wait; and a second run.
-LIMIT_S = 600
 
-PROGRAM = """
+
+def test_the_file_for_slurm_runs_to_its_limit_and_goes_on(slurm, tmp_path):
+    guide = Path(__file__).parents[2] / "docs" / "several-nodes.md"
+
+    def page_file():
+        """The page's batch file, on two nodes that are this machine's, with a minute before it is warned."""
+        page = guide.read_text(encoding="utf-8")
+        (text,) = [each for each in re.findall(r"^```bash\n(.*?)^```$", page, re.M | re.S) if "#SBATCH" in each]
+        changes = {
+            "--ntasks-per-node=8": "--ntasks-per-node=1",
+            "--cpus-per-task=12": "--cpus-per-task=1",
+            "#SBATCH --gpus-per-node=8\n": "",
+            "--time=08:00:00": "--time=00:02:00",
+            "--signal=USR1@120": "--signal=USR1@60",
+            "python train.py": f"{shlex.quote(sys.executable)} train.py",
+        }
+        for old, new in changes.items():
+            assert old in text, old
+            text = text.replace(old, new)
+        return text
+
+    program = """
 import json, os, time
 from pathlib import Path
 
@@ -60,29 +78,10 @@ trainer = Trainer(
 )
 trainer.fit(Line(), DataLoader(torch.ones(2000, 1)), ckpt_path="last")
 """
-
-
-def page_file():
-    """The page's batch file, on two nodes that are this machine's, with a minute before it is warned."""
-    page = PAGE.read_text(encoding="utf-8")
-    (text,) = [each for each in re.findall(r"^```bash\n(.*?)^```$", page, re.M | re.S) if "#SBATCH" in each]
-    changes = {
-        "--ntasks-per-node=8": "--ntasks-per-node=1",
-        "--cpus-per-task=12": "--cpus-per-task=1",
-        "#SBATCH --gpus-per-node=8\n": "",
-        "--time=08:00:00": "--time=00:02:00",
-        "--signal=USR1@120": "--signal=USR1@60",
-        "python train.py": f"{shlex.quote(sys.executable)} train.py",
-    }
-    for old, new in changes.items():
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
-
-
-def test_the_file_for_slurm_runs_to_its_limit_and_goes_on(slurm, tmp_path):
+    # A minute, of which SLURM may take all for its signal; two, in which it lets a requeued job wait; and a second run.
+    limit_s = 600
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"} | slurm
-    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "train.py").write_text(program)
     (tmp_path / "line.sh").write_text(page_file())
 
     def call(*command):
@@ -96,7 +95,7 @@ def test_the_file_for_slurm_runs_to_its_limit_and_goes_on(slurm, tmp_path):
         assert "JobState=FAILED" not in about, about
         return len(list(tmp_path.glob("told-1-*"))) == 2
 
-    wait_until(has_gone_on, "end of the second run", timeout_s=LIMIT_S)
+    wait_until(has_gone_on, "end of the second run", timeout_s=limit_s)
     told = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("told-*")}
     for rank in (0, 1):
         (first, (begin, stopped)), (second, (resumed, end)) = told[f"told-0-{rank}"], told[f"told-1-{rank}"]

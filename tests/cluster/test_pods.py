@@ -28,35 +28,22 @@ fabric.barrier()
 """
 
 
-@pytest.fixture
-def in_pods(tmp_path, request):
+def in_pods(folder, how, command):
     """A command run in each of two pods: exit codes, lines, errors."""
-    (tmp_path / "train.py").write_text(PROGRAM)
+    (folder / "train.py").write_text(PROGRAM)
+    variables = os.environ | {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "127.0.0.1"}
 
-    def start(number, port, command):
-        variables = {
-            "PET_NNODES": "2",
-            "PET_NPROC_PER_NODE": "2",
-            "PET_NODE_RANK": str(number),
-            "PET_MASTER_ADDR": "127.0.0.1",
-            "PET_MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-        }
+    def start(number):
+        environment = variables | {"PET_NODE_RANK": str(number), "PET_MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
         return subprocess.Popen(
-            [*command, str(tmp_path / "train.py"), request.param],
-            env=os.environ | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            [*command, folder / "train.py", how], env=environment, stdout=pipe, stderr=pipe, text=True
         )
 
-    def run(*command):
-        port = reserve_port(request)
-        pods = [start(number, port, command) for number in range(2)]
-        told = [pod.communicate(timeout=200 * slowness()) for pod in pods]
-        return [pod.returncode for pod in pods], sorted("".join(out for out, _ in told).splitlines()), told
-
-    return run
+    port = str(reserve_port(start))
+    pods = [start(number) for number in range(2)]
+    told = [pod.communicate(timeout=200 * slowness()) for pod in pods]
+    return [pod.returncode for pod in pods], sorted("".join(out for out, _ in told).splitlines()), told
 
 
 def lines_of(environment):
@@ -64,7 +51,6 @@ def lines_of(environment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_pods", ["end"], indirect=True)
 @pytest.mark.parametrize(
     ("command", "environment"),
     [
@@ -73,16 +59,15 @@ def lines_of(environment):
     ],
     ids=["python", "torchrun"],
 )
-def test_a_program_finds_its_ranks(in_pods, command, environment):
-    codes, lines, told = in_pods(*command)
+def test_a_program_finds_its_ranks(tmp_path, command, environment):
+    codes, lines, told = in_pods(tmp_path, "end", command)
     assert codes == [0, 0], told
     assert lines == lines_of(environment)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_pods", ["kill"], indirect=True)
-def test_a_killed_rank_ends_both_pods(in_pods):
-    codes, lines, told = in_pods(sys.executable)
+def test_a_killed_rank_ends_both_pods(tmp_path):
+    codes, lines, told = in_pods(tmp_path, "kill", [sys.executable])
     assert 0 not in codes
     assert lines == lines_of("KubeflowEnvironment")
     # By whichever is first: the launcher that loses the process, or rank 0 that loses the connection, as gloo says it.

@@ -26,7 +26,9 @@ def test_a_restarted_group_finds_itself(run, script, torchrun):
     assert lines == [f"TorchElasticEnvironment rank {rank} of 2 node 0 local {rank} restart 1 sum 3" for rank in (0, 1)]
 
 
-LEAVES = """
+@pytest.mark.slow
+def test_a_rank_that_has_left_is_named_by_those_who_would_wait_for_it(tmp_path, torchrun):
+    leaves = """
 import core
 
 fabric = core.Fabric(strategy="ddp", accelerator="cpu", devices=2)
@@ -36,11 +38,7 @@ if fabric.global_rank == 1:
 fabric.teardown()
 fabric.launch()
 """
-
-
-@pytest.mark.slow
-def test_a_rank_that_has_left_is_named_by_those_who_would_wait_for_it(tmp_path, torchrun):
-    (tmp_path / "script.py").write_text(LEAVES)
+    (tmp_path / "script.py").write_text(leaves)
     command = [*torchrun, "--standalone", "--nproc-per-node", "2", str(tmp_path / "script.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200 * slowness(), check=False)
     assert done.returncode == 1
@@ -89,7 +87,9 @@ def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch, capl
     )
 
 
-ANOTHER_PROGRAM = """
+@pytest.mark.slow
+def test_what_torch_says_of_another_programs_port_is_not_the_last_of_it(tmp_path):
+    another_program = """
 import atexit, os, socket, threading, time
 from core import Fabric
 from core.strategies.rendezvous import connections
@@ -108,11 +108,7 @@ os.environ |= {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_S
 os.environ["MASTER_PORT"] = str(listener.getsockname()[1])
 Fabric(strategy="ddp", accelerator="cpu", devices=2).launch()
 """
-
-
-@pytest.mark.slow
-def test_what_torch_says_of_another_programs_port_is_not_the_last_of_it(tmp_path):
-    (tmp_path / "script.py").write_text(ANOTHER_PROGRAM)
+    (tmp_path / "script.py").write_text(another_program)
     done = programs.run([sys.executable, "script.py"], cwd=tmp_path, timeout=100)
     assert done.returncode == 1
     assert "what listens there doesn't answer as torch's store does" in done.stderr.splitlines()[-1], done.stderr

@@ -12,8 +12,6 @@ from core.data import seed_samples, set_epoch, shard_loader
 from core.trainer.stage_data.combined import CombinedLoader
 from support.small_nets import QUIET, Net
 
-EPOCHS = (0, 3, 4)
-
 
 class Epochs(Dataset):
     """Each sample is the epoch, and the process that loads it."""
@@ -80,9 +78,10 @@ WORKER = {"num_workers": 1, "persistent_workers": True}
     ("name", "workers"), [*((name, {}) for name in MAKERS), ("concatenated", WORKER), ("chained", WORKER)]
 )
 def test_data_sets_and_those_within_are_told(name, workers):
+    numbers = (0, 3, 4)
     loader = shard_loader(DataLoader(MAKERS[name](), batch_size=2, **workers), rank=0, size=1, seed=7)
     processes = set()
-    for epoch in EPOCHS:
+    for epoch in numbers:
         set_epoch(loader, epoch)
         next(iter(loader))  # an iteration that is left early
         epochs, others = found(loader)
@@ -92,16 +91,16 @@ def test_data_sets_and_those_within_are_told(name, workers):
     assert (processes == {os.getpid()}) == (not workers)
 
 
-class Inits:
-    """A user's own `worker_init_fn`."""
-
-    def __call__(self, worker_id):
-        torch.utils.data.get_worker_info().dataset.epoch = -1
-
-
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_that_were_there_before_learn_of_it_too(context):
     """Also with a `worker_init_fn` of the user's own, in a loader that isn't copied."""
+
+    class Inits:
+        """A user's own `worker_init_fn`."""
+
+        def __call__(self, worker_id):
+            torch.utils.data.get_worker_info().dataset.epoch = -1
+
     options = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": context}
     loader = DataLoader(Stream(), batch_size=2, worker_init_fn=Inits(), **options)
     assert found(loader)[0] == {-1}
@@ -125,21 +124,19 @@ def test_a_data_set_is_told_once_and_tells_those_within_itself():
     assert (inner.num_calls, inner._dataset.epoch) == (1, 0)
 
 
-def persistent(dataset):
-    return DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
-
-
-class Keeps(Net):
-    def __init__(self):
-        super().__init__()
-        self.epochs = []
-
-    def training_step(self, batch, batch_idx):
-        self.epochs.append([int(part[0, 0]) for part in batch])
-        return super().training_step(torch.ones(2, 4), batch_idx)
-
-
 def test_a_trainer_tells_several_loaders_and_goes_on_with_it(tmp_path):
+    class Keeps(Net):
+        def __init__(self):
+            super().__init__()
+            self.epochs = []
+
+        def training_step(self, batch, batch_idx):
+            self.epochs.append([int(part[0, 0]) for part in batch])
+            return super().training_step(torch.ones(2, 4), batch_idx)
+
+    def persistent(dataset):
+        return DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
+
     options = {**QUIET, "enable_checkpointing": False}
     loaders = CombinedLoader([persistent(Subset(Epochs(), range(4))), persistent(Stream())])
     module, trainer, others = Keeps(), Trainer(max_epochs=2, **options), active_children()

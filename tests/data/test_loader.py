@@ -82,14 +82,6 @@ class FromNumpy(Sampler):
         return 12
 
 
-class FromPython(Sampler):
-    """Draws whenever it is asked for one more, and never ends."""
-
-    def __iter__(self):
-        while True:
-            yield random.randrange(12)
-
-
 @pytest.mark.parametrize("sampler", [weighted, subset, with_replacement, FromNumpy])
 def test_ranks_draw_one_order_wherever_their_generators_stand(sampler):
     def make():
@@ -105,6 +97,13 @@ def test_ranks_draw_one_order_wherever_their_generators_stand(sampler):
 
 
 def test_a_sampler_that_draws_without_end_is_shared_too():
+    class FromPython(Sampler):
+        """Draws whenever it is asked for one more, and never ends."""
+
+        def __iter__(self):
+            while True:
+                yield random.randrange(12)
+
     first, second = (share(loader(sampler=FromPython()), rank, 2) for rank in range(2))
     alone = samples(islice(share(loader(sampler=FromPython(), batch_size=4)), 5))
     pairs = zip(samples(islice(first, 5)), samples(islice(second, 5)), strict=True)
@@ -169,11 +168,10 @@ def test_a_users_sampler_is_told_the_epoch():
     assert samples(sharded) == [[3, 3, 3], [0, 0], [1]]  # the last borrowed one of [0, 0, 0]
 
 
-class Shuffled(BatchSampler):
-    """Shuffles in blocks, through the global generator of whatever it wraps."""
-
-
 def test_a_subclass_of_batch_sampler_is_sharded_by_batches():
+    class Shuffled(BatchSampler):
+        """Shuffles in blocks, through the global generator of whatever it wraps."""
+
     def make():
         return DataLoader(range(12), batch_sampler=Shuffled(RandomSampler(range(12)), 3, drop_last=False))
 
@@ -231,17 +229,16 @@ def test_in_evaluation_it_ends_a_batch_earlier():
 # Re-created loaders -------------------------------------------------------------------------------------------------
 
 
-class OwnLoader(DataLoader):
-    def __init__(self, name):
-        super().__init__(range(8), batch_size=2, collate_fn=lambda batch: (name, batch))
-        self.name = name
-
-    def __iter__(self):
-        yield from super().__iter__()
-        yield "end"
-
-
 def test_a_subclass_with_its_own_init_and_iter():
+    class OwnLoader(DataLoader):
+        def __init__(self, name):
+            super().__init__(range(8), batch_size=2, collate_fn=lambda batch: (name, batch))
+            self.name = name
+
+        def __iter__(self):
+            yield from super().__iter__()
+            yield "end"
+
     own = OwnLoader("mine")
     sharded = share(own, 1, 2)
     assert type(sharded) is OwnLoader

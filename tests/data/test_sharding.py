@@ -1,4 +1,4 @@
-from itertools import chain, count, islice
+from itertools import chain
 
 import pytest
 from hypothesis import given
@@ -85,21 +85,9 @@ def test_whole_batches_stay_whole_and_the_rest_is_shared_out(batches, size, num_
     assert in_order(shard_batches(batches, size=size, position=position)) == in_order(steps[num_steps:])
 
 
-def test_a_lone_last_batch_is_split():
-    assert list(shard_batches([[0, 1], [2, 3], [4, 5, 6]], size=2)) == [[[0, 1], [2, 3]], [[4, 5], [6]]]
-
-
 def test_a_last_step_with_too_few_samples_leaves_a_rank_without_or_borrows_from_the_one_before():
     assert list(shard_samples(range(9), 2, size=2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], []]]
     assert lending(9, 2, 2) == [[[0, 1], [2, 3]], [[4, 5], [6]], [[7], [8]]]
-
-
-def test_a_last_step_that_can_not_borrow_leaves_a_rank_without():
-    assert lending(3, 1, 2) == [[[0], [1]], [[2], []]]
-
-
-def test_an_order_without_end_is_dealt_as_it_comes():
-    assert list(islice(shard_samples(count(), 2, size=2), 2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
 
 
 @pytest.mark.parametrize("size", [1, 2])

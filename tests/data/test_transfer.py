@@ -19,15 +19,6 @@ class Sample:
     label: str
 
 
-@dataclass(slots=True)
-class Mutable:
-    image: torch.Tensor
-    derived: torch.Tensor | None = None
-
-    def __post_init__(self):
-        self.derived = self.image + 1
-
-
 class Graph:
     """Moves itself."""
 
@@ -36,11 +27,6 @@ class Graph:
 
     def to(self, device):
         return Graph(self.nodes.to(device))
-
-
-class MovesInPlace(Graph):
-    def to(self, device):
-        self.nodes = self.nodes.to(device)
 
 
 class Encoding(UserDict):
@@ -106,12 +92,24 @@ def test_a_frozen_attrs_class_is_rebuilt():
 
 
 def test_a_dataclass_is_not_initialized_again():
+    @dataclass(slots=True)
+    class Mutable:
+        image: torch.Tensor
+        derived: torch.Tensor | None = None
+
+        def __post_init__(self):
+            self.derived = self.image + 1
+
     data = Mutable(x())
     data.derived = torch.zeros(3)
     assert to_device(data, META).derived.shape == (3,)
 
 
 def test_an_object_that_moves_in_place_and_returns_nothing():
+    class MovesInPlace(Graph):
+        def to(self, device):
+            self.nodes = self.nodes.to(device)
+
     graph = MovesInPlace(x())
     assert to_device((graph,), META)[0] is graph
     assert graph.nodes.device == META
@@ -173,12 +171,11 @@ def test_map_leaves_reaches_numbers_and_keeps_structure():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.device_count(), reason="needs a CUDA device")
 def test_pinned_memory_is_copied_without_waiting():
+    def copy_pinned_memory(rank):
+        device = torch.device("cuda", 0)
+        batch = to_device({"x": torch.arange(1000.0).pin_memory()}, device)
+        torch.cuda.synchronize()
+        assert batch["x"].device == device
+        assert batch["x"].sum().item() == 499500
+
     Backend(lambda: "single_device").run(copy_pinned_memory)
-
-
-def copy_pinned_memory(rank):
-    device = torch.device("cuda", 0)
-    batch = to_device({"x": torch.arange(1000.0).pin_memory()}, device)
-    torch.cuda.synchronize()
-    assert batch["x"].device == device
-    assert batch["x"].sum().item() == 499500

@@ -1,6 +1,5 @@
 """Strangers' distributions: built, installed, and tested by their own tests, with nothing but public names of core."""
 
-import ast
 import importlib
 import os
 import re
@@ -14,6 +13,7 @@ import pytest
 from torch.utils import backend_registration
 
 from core_testing import programs
+from static.test_walls import imported_names
 
 HERE = Path(__file__).parent
 DISTRIBUTIONS = sorted(path.parent.name for path in HERE.glob("*/pyproject.toml"))
@@ -94,22 +94,7 @@ def test_they_are_listed(installed):
 @pytest.mark.parametrize("path", sorted(HERE.glob("*/**/*.py")), ids=lambda path: str(path.relative_to(HERE)))
 def test_it_uses_public_names_only(path):
     """Those in the `__all__` of `core`, of its public subpackages, and of the other plugins."""
-    for module, name in imported_names(path):
+    for dotted in (*imported_names(path), *imported_names(path, "core_testing")):
+        module, _, name = dotted.rpartition(".")
         assert module.count(".") <= 1, f"{path}: {module} is an inner module"
-        public = importlib.import_module(module).__all__
-        assert name in public, f"{path}: {module}.{name} is not in __all__"
-
-
-def imported_names(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
-        if isinstance(node, ast.Import):
-            names = [(alias.name, None) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [(node.module, alias.name) for alias in node.names]
-        else:
-            continue
-        for module, name in names:
-            top = module.split(".")[0]
-            if top not in PACKAGES.values() and (top == "core" or top.startswith("core_")):
-                assert name is not None, f"{path}: write `from {module} import ...`"
-                yield module, name
+        assert name in importlib.import_module(module).__all__, f"{path}: {dotted} is not in __all__"

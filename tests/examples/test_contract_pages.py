@@ -23,25 +23,12 @@ BASES = {
     "hooks": core.Callback,
 }
 TABLE = re.compile(r"^\| member \|.*\n\|[ |-]+\n((?:\|.*\n)+)", re.MULTILINE)
-PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROVEN = sorted(BASES.keys() - {"checkpoint-reader", "launcher", "command", "hooks"})  # these say why not
-
-
-def public_members(base):
-    own = [kind for kind in base.__mro__ if kind.__module__.split(".")[0] == "core"]
-    names = {name for kind in own for name in (*vars(kind), *vars(kind).get("__annotations__", {}))}
-    return {name for name in names if not name.startswith("_")}
 
 
 def read(name):
     folder = FOLDER.parent if name == "hooks" else FOLDER
     return (folder / f"{name}.md").read_text(encoding="utf-8")
-
-
-def members_on(page):
-    """The first column of the tables of members, each name once."""
-    cells = [row.split("|")[1] for table in TABLE.findall(page) for row in table.splitlines()]
-    return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
 
 
 def test_every_contract_has_a_page():
@@ -52,6 +39,16 @@ def test_every_contract_has_a_page():
 
 @pytest.mark.parametrize("name", BASES)
 def test_a_page_names_every_public_member_and_no_other(name):
+    def members_on(page):
+        """The first column of the tables of members, each name once."""
+        cells = [row.split("|")[1] for table in TABLE.findall(page) for row in table.splitlines()]
+        return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+
+    def public_members(base):
+        own = [kind for kind in base.__mro__ if kind.__module__.split(".")[0] == "core"]
+        names = {name for kind in own for name in (*vars(kind), *vars(kind).get("__annotations__", {}))}
+        return {name for name in names if not name.startswith("_")}
+
     members = members_on(read(name))
     assert sorted(members) == sorted(public_members(BASES[name]))
 
@@ -67,7 +64,8 @@ def test_a_page_says_which_must_be_overridden(name):
 @pytest.mark.parametrize("name", PROVEN)
 def test_the_smallest_example_passes_its_suite(name, tmp_path):
     """The page's example, registered in the process, and the class under "Proof"."""
-    example, *_, proof = PROGRAM.findall(read(name))
+    program = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    example, *_, proof = program.findall(read(name))
     (tmp_path / "test_page.py").write_text(f"{example}\n\n{proof}", encoding="utf-8")
     command = [*programs.PYTEST, "-q", "-p", "no:cacheprovider", "test_page.py"]
     done = programs.run(command, cwd=tmp_path, timeout=280)

@@ -33,10 +33,6 @@ def accuracy(output, processes="2 processes"):
     return float(percent)
 
 
-def validation_losses(output):
-    return [float(loss) for loss in re.findall(r"validation loss (\d+\.\d+)", output)]
-
-
 @pytest.mark.slow
 def test_the_demo_reads_as_many_digits_as_the_readme_says():
     """Rounding differs between processors, and after ten epochs a few of the 360 digits do; one is 0.28 %."""
@@ -61,6 +57,9 @@ def test_digits_under_torchrun():
 
 @pytest.mark.slow
 def test_char_gpt_learns_in_two_processes_and_writes():
+    def validation_losses(output):
+        return [float(loss) for loss in re.findall(r"validation loss (\d+\.\d+)", output)]
+
     output = run_example("char_gpt.py", *TWO_PROCESSES, "--strategy", "ddp", "--steps", "100")
     first, last = validation_losses(output)
     assert last < first < 3.5, "drawing from 97 characters at random gives 4.6"
@@ -113,15 +112,15 @@ def test_fine_tuning_leaves_frozen_layers_alone_and_reads_other_digits():
 @pytest.mark.slow
 def test_unlabeled_digits_help_to_read():
     """Over an epoch of 22 steps, in which the 5 batches of labeled digits come several times."""
+
+    def accuracy_with_labels(output):
+        (percent,) = re.findall(r"^Accuracy with 50 labels: ([\d.]+)%$", output, re.MULTILINE)
+        return float(percent)
+
     output = run_example("several_loaders.py", *ONE_PROCESS, "--epochs", "15")
     assert len(re.findall(r"^ +14 +330 ", output, re.MULTILINE)) == 1
     assert accuracy_with_labels(output) > 80
     assert accuracy_with_labels(run_example("several_loaders.py", *DDP, "--epochs", "15")) > 70
-
-
-def accuracy_with_labels(output):
-    (percent,) = re.findall(r"^Accuracy with 50 labels: ([\d.]+)%$", output, re.MULTILINE)
-    return float(percent)
 
 
 @pytest.mark.slow

@@ -52,8 +52,6 @@ EXTRAS = {
 }
 """Libraries of which the page says how to install them, likewise."""
 
-CLOCK = re.compile(r"\b\d+:\d\d\b")
-
 
 @dataclass(frozen=True)
 class Block:
@@ -105,12 +103,6 @@ RUN_HERE = [block for block in PROGRAMS if block not in LACKING and not block.ne
 COMMANDS = [block for block in BLOCKS if block.language == "console" and block.text.startswith("$ core ")]
 
 
-def comparable(output):
-    """Lines without trailing blanks; in those that tell a time, which is different on each machine, without numbers."""
-    lines = (line.rstrip() for line in lines_of(output))
-    return [re.sub(r"[\d.e-]+", "#", " ".join(line.split())) if CLOCK.search(line) else line for line in lines]
-
-
 def run(command, folder):
     done = programs.run(command, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -126,6 +118,13 @@ def test_there_are_blocks_to_look_at():
 @pytest.mark.numbers
 @pytest.mark.parametrize("block", RUN_HERE, ids=str)
 def test_a_program_runs_and_prints_what_stands_below_it(block, tmp_path):
+    clock = re.compile(r"\b\d+:\d\d\b")
+
+    def comparable(output):
+        """Lines without trailing blanks; those that tell a time, which each machine has its own of, without numbers."""
+        lines = (line.rstrip() for line in lines_of(output))
+        return [re.sub(r"[\d.e-]+", "#", " ".join(line.split())) if clock.search(line) else line for line in lines]
+
     program = tmp_path / "program.py"
     program.write_text(block.text, encoding="utf-8")
     strict = (

@@ -15,7 +15,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 PRELOAD = f"{programs.PRELOAD},sklearn.datasets"
 INSTALLS = ("python -m venv", "python -m pip", "cd ")
 LIBRARIES = {"publish.py": ["huggingface_hub", "safetensors"], "export.py": ["onnxscript", "onnxruntime"]}
-ROW = re.compile(r"^ +(\d+) +(\d+) +\d+:\d\d +\S+ +(\S+) +(\S+)$", re.M)
 
 
 def commands(folder):
@@ -34,14 +33,15 @@ def run(command, folder):
     return programs.run([*starter, *arguments], cwd=folder, env=env, timeout=120, preload=PRELOAD)
 
 
-def missing(command):
-    return [name for library in command.split() for name in LIBRARIES.get(library, ()) if not find_spec(name)]
-
-
 @pytest.mark.slow
 @pytest.mark.numbers
 def test_a_reader_who_follows_the_page_succeeds(tmp_path):
     """Up to the exports, which import libraries of several seconds."""
+    row_of = re.compile(r"^ +(\d+) +(\d+) +\d+:\d\d +\S+ +(\S+) +(\S+)$", re.M)
+
+    def rows(output):
+        return [number for row in row_of.findall(output) for number in map(float, row)]
+
     outputs = {}
     for command, shown in commands(tmp_path):
         if command.partition(" ")[2] not in LIBRARIES:
@@ -55,13 +55,12 @@ def test_a_reader_who_follows_the_page_succeeds(tmp_path):
     assert alone == pytest.approx(rows(PAGE.read_text(encoding="utf-8"))[: len(alone)], rel=0.02)
 
 
-def rows(output):
-    return [number for row in ROW.findall(output) for number in map(float, row)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("program", LIBRARIES)
 def test_the_model_is_handed_on(program, tmp_path):
+    def missing(command):
+        return [name for library in command.split() for name in LIBRARIES.get(library, ()) if not find_spec(name)]
+
     if lacking := missing(program):
         pytest.skip(f"needs {lacking[0]}, which the page installs at this step")
     needed = ("python train.py", "python train.py --devices 2", "python train.py --resume", f"python {program}")

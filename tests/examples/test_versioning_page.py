@@ -7,10 +7,9 @@ from pathlib import Path
 from core_testing import programs
 from support.fake_distributions import make_distribution
 
-PAGE = Path(__file__).parents[2] / "docs" / "versioning.md"
-
 
 def test_an_incompatible_plugin_is_refused_in_these_words_before_its_import(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "versioning.md"
     make_distribution(
         tmp_path,
         "core-acme",
@@ -23,4 +22,4 @@ def test_an_incompatible_plugin_is_refused_in_these_words_before_its_import(tmp_
     done = programs.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": path})
     message = done.stderr.splitlines()[-1].rpartition("core.")[2]
     assert message.startswith("IncompatiblePluginError: ")
-    assert message in " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert message in " ".join(page.read_text(encoding="utf-8").split())

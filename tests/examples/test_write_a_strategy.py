@@ -13,15 +13,14 @@ import pytest
 
 from examples.followed import prints, steps
 
-PAGE = Path(__file__).parents[2] / "docs" / "write-a-strategy.md"
 TIMEOUT_S = 1200
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S)]
 
 
-@pytest.fixture
-def environment(tmp_path):
-    """Variables of a virtual environment of its own, which sees core, torch and the kit where they are."""
+def test_a_reader_who_follows_the_page_succeeds(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "write-a-strategy.md"
+    # A virtual environment of its own, which sees core, torch and the kit where they are.
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
     (site / "parent.pth").write_text("\n".join(path for path in sys.path if path))
@@ -30,13 +29,10 @@ def environment(tmp_path):
     (binaries / "core").chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CORE_", "PYTHON", "PYTEST_"))}
     offline = {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    return kept | offline | {"PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-
-
-def test_a_reader_who_follows_the_page_succeeds(environment, tmp_path):
+    environment = kept | offline | {"PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     folder = tmp_path / "work"
     folder.mkdir()
-    for kind, what, text in steps(PAGE.read_text(encoding="utf-8")):
+    for kind, what, text in steps(page.read_text(encoding="utf-8")):
         if kind == "file":
             assert "/" not in what or (folder / what).exists(), f"{what} replaces nothing"
             (folder / what).write_text(text, encoding="utf-8")

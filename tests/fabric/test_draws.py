@@ -14,39 +14,36 @@ from support.small_nets import QUIET, Net
 TWO = {"accelerator": "cpu", "strategy": "ddp", "devices": 2}
 
 
-def seed(number):
-    random.seed(number)
-    np.random.seed(number)
-    torch.manual_seed(number)
-
-
 def draw():
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-def drawn_after(number):
-    seed(number)
-    return draw()
-
-
-def draw_around_set_up():
-    """With seeds of their own; the same, but seeded since; and with one seed."""
-    fabric, found = Fabric(**TWO), []
-    fabric.launch()
-    for seeds, since in (((5, 6), None), ((5, 6), 7), ((5, 5), None)):
-        seed(seeds[fabric.global_rank])
-        fabric.draw_alike()
-        alike = draw(), int(np.random.permutation(5_000)[0]), random.sample(range(5_000), 1_000)
-        if since is not None:
-            seed(since)
-        fabric.draw_apart()
-        found.append((alike, draw()))
-    fabric.draw_alike()
-    fabric.setup(torch.nn.Linear(1, 1))
-    return [*found, fabric._draw_apart]
-
-
 def test_what_ranks_draw_before_and_after_set_up():
+    def seed(number):
+        random.seed(number)
+        np.random.seed(number)
+        torch.manual_seed(number)
+
+    def draw_around_set_up():
+        """With seeds of their own; the same, but seeded since; and with one seed."""
+        fabric, found = Fabric(**TWO), []
+        fabric.launch()
+        for seeds, since in (((5, 6), None), ((5, 6), 7), ((5, 5), None)):
+            seed(seeds[fabric.global_rank])
+            fabric.draw_alike()
+            alike = draw(), int(np.random.permutation(5_000)[0]), random.sample(range(5_000), 1_000)
+            if since is not None:
+                seed(since)
+            fabric.draw_apart()
+            found.append((alike, draw()))
+        fabric.draw_alike()
+        fabric.setup(torch.nn.Linear(1, 1))
+        return [*found, fabric._draw_apart]
+
+    def drawn_after(number):
+        seed(number)
+        return draw()
+
     first, second = in_one_process(draw_around_set_up)
     for (alike, _), (other, _) in zip(first[:3], second[:3], strict=True):
         assert alike == other
@@ -56,38 +53,35 @@ def test_what_ranks_draw_before_and_after_set_up():
     assert [first[1][1], first[3], is_apart] == [drawn_after(7), None, None]
 
 
-class Splits(DataModule):
-    """One rank draws alone, and later each as often as it likes."""
-
-    def __init__(self):
-        super().__init__()
-        self.splits = []
-
-    def prepare_data(self):
-        draw()
-
-    def setup(self, stage):
-        self.order = random.sample(range(16), 16), np.random.permutation(16).tolist()
-
-    def train_dataloader(self):
-        train, _ = random_split(TensorDataset(torch.ones(16, 4)), [8, 8])
-        self.splits.append(train.indices)
-        return DataLoader(train, batch_size=2)
-
-
-class DrawsApart(Net):
-    def training_step(self, batch, batch_idx):
-        self.drawn = [draw() for _ in range(self.global_rank + 1)]
-        return super().training_step(batch[0], batch_idx)
-
-
-def draw_in_hooks():
-    module, data = DrawsApart(), Splits()
-    Trainer(**QUIET | TWO, max_epochs=2, reload_dataloaders_every_n_epochs=1).fit(module, datamodule=data)
-    return data.order, data.splits, module.drawn[-1]
-
-
 def test_a_trainers_hooks_draw_alike_and_its_steps_apart():
+    class DrawsApart(Net):
+        def training_step(self, batch, batch_idx):
+            self.drawn = [draw() for _ in range(self.global_rank + 1)]
+            return super().training_step(batch[0], batch_idx)
+
+    class Splits(DataModule):
+        """One rank draws alone, and later each as often as it likes."""
+
+        def __init__(self):
+            super().__init__()
+            self.splits = []
+
+        def prepare_data(self):
+            draw()
+
+        def setup(self, stage):
+            self.order = random.sample(range(16), 16), np.random.permutation(16).tolist()
+
+        def train_dataloader(self):
+            train, _ = random_split(TensorDataset(torch.ones(16, 4)), [8, 8])
+            self.splits.append(train.indices)
+            return DataLoader(train, batch_size=2)
+
+    def draw_in_hooks():
+        module, data = DrawsApart(), Splits()
+        Trainer(**QUIET | TWO, max_epochs=2, reload_dataloaders_every_n_epochs=1).fit(module, datamodule=data)
+        return data.order, data.splits, module.drawn[-1]
+
     (order, splits, drawn), (other, others, apart) = in_one_process(draw_in_hooks)
     assert order == other
     assert splits == others

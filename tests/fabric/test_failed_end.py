@@ -6,7 +6,18 @@ import sys
 
 import pytest
 
-SCRIPT = """
+ENDS = {
+    "of a global": "fabric = Fabric(accelerator='cpu', devices=1, plugins=checkpoint_io)\nsave(fabric)",
+    "of a function": "main()",
+    "of two ranks": "fabric = Fabric(accelerator='cpu', devices=2, plugins=checkpoint_io)\nsave(fabric)",
+}
+
+
+@pytest.mark.parametrize(
+    "end", [pytest.param(end, marks=[] if end == "of a global" else [pytest.mark.slow]) for end in ENDS]
+)
+def test_a_save_that_fails_at_the_end_gives_the_process_another_code_than_0(tmp_path, end):
+    script = """
 import sys
 from core import Fabric
 from core.checkpoint import AsyncCheckpointIO
@@ -21,19 +32,8 @@ def main():
 
 checkpoint_io = AsyncCheckpointIO()
 """
-ENDS = {
-    "of a global": "fabric = Fabric(accelerator='cpu', devices=1, plugins=checkpoint_io)\nsave(fabric)",
-    "of a function": "main()",
-    "of two ranks": "fabric = Fabric(accelerator='cpu', devices=2, plugins=checkpoint_io)\nsave(fabric)",
-}
-
-
-@pytest.mark.parametrize(
-    "end", [pytest.param(end, marks=[] if end == "of a global" else [pytest.mark.slow]) for end in ENDS]
-)
-def test_a_save_that_fails_at_the_end_gives_the_process_another_code_than_0(tmp_path, end):
     (tmp_path / "file").write_text("")
-    (tmp_path / "script.py").write_text(SCRIPT + ENDS[end])
+    (tmp_path / "script.py").write_text(script + ENDS[end])
     command = [sys.executable, tmp_path / "script.py", tmp_path / "file" / "x.ckpt"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     # By Python itself: what forks a process for a test doesn't end it as the interpreter does.

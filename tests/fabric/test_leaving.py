@@ -30,15 +30,14 @@ def make_fabric(**options):
     return Fabric(strategy=strategy, accelerator="cpu", devices=1)
 
 
-def fail(fabric):
-    try:
-        fabric.launch()
-        raise ValueError("my own")
-    finally:
-        fabric.teardown()
-
-
 def test_an_error_does_not_wait_for_what_other_ranks_never_join(told):
+    def fail(fabric):
+        try:
+            fabric.launch()
+            raise ValueError("my own")
+        finally:
+            fabric.teardown()
+
     with pytest.raises(ValueError, match="my own"):
         fail(make_fabric())
     assert told()[1:] == ["aborts"]
@@ -52,7 +51,10 @@ def test_a_run_that_ends_well_finishes_what_it_began(told):
     assert known_rank() is None, "one process alone is no rank of several, whatever it runs later"
 
 
-PROGRAM = """
+@pytest.mark.slow
+def test_an_error_that_ends_a_program_does_not_wait_either(told):
+    """In an interpreter of its own: how that ends is the point."""
+    program = """
 import queued_group
 from core import Fabric
 from core.strategies import ParallelStrategy
@@ -60,13 +62,8 @@ from core.strategies import ParallelStrategy
 Fabric(strategy=ParallelStrategy(process_group_backend="queued"), accelerator="cpu", devices=1).launch()
 1 / 0
 """
-
-
-@pytest.mark.slow
-def test_an_error_that_ends_a_program_does_not_wait_either(told):
-    """In an interpreter of its own: how that ends is the point."""
     environment = os.environ | {"PYTHONPATH": os.path.dirname(queued_group.__file__)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
     assert "ZeroDivisionError" in done.stderr, done.stderr
     assert told()[1:] == ["aborts"]
 
@@ -87,7 +84,8 @@ def test_nccl_has_the_timeout_of_torch(told, monkeypatch):
     assert asked == [None]  # 10 minutes for NCCL, 30 for others
 
 
-BROKEN_DEVICE = """
+def test_a_device_that_cannot_be_used_is_told_before_any_rank_connects(tmp_path):
+    broken_device = """
 import os
 import torch.distributed as dist
 from core import DeviceError, Fabric, WorkerError
@@ -111,11 +109,8 @@ try:
 except WorkerError as error:
     os.write(1, f"told: {error}\\n".encode())
 """
-
-
-def test_a_device_that_cannot_be_used_is_told_before_any_rank_connects(tmp_path):
     script = tmp_path / "program.py"
-    script.write_text(BROKEN_DEVICE)
+    script.write_text(broken_device)
     done = programs.run([sys.executable, script], cwd=tmp_path, timeout=120)
     told = "told: Rank 1 failed with core.contract.errors.DeviceError: the device of rank 1 is busy"
     assert done.stdout.startswith(told), done.stdout + done.stderr

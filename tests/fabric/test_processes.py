@@ -118,7 +118,11 @@ def test_spawned_processes_get_a_function_and_return_rank_zeros_result(run):
     assert [values["result"] for values in told[4:]] == [[0, "Linear", 2.0]] * 2
 
 
-LOADERS = """
+def test_two_ranks_share_the_order_of_one_device(run):
+    def steps(first, second):
+        return [here + there for here, there in zip(first, second, strict=True)]
+
+    loaders = """
 class Buckets(Sampler):
     def __iter__(self):
         return iter([[0, 0], [1], [2, 2, 2], [3], [4, 4]])
@@ -144,15 +148,8 @@ tell(
     workers=batches(make(batch_size=4 // fabric.world_size, num_workers=1, shuffle=True)),
 )
 """
-
-
-def steps(first, second):
-    return [here + there for here, there in zip(first, second, strict=True)]
-
-
-def test_two_ranks_share_the_order_of_one_device(run):
-    (alone,) = run("fabric = Fabric(accelerator='cpu')\n" + LOADERS, expect=1)
-    first, second = run(on_two_forks(LOADERS))
+    (alone,) = run("fabric = Fabric(accelerator='cpu')\n" + loaders, expect=1)
+    first, second = run(on_two_forks(loaders))
     assert first["sequential"] == [[0, 1], [4, 5], [8, 9]]
     assert second["sequential"] == [[2, 3], [6, 7], [10]]
     for here, there, together in zip(first["epochs"], second["epochs"], alone["epochs"], strict=True):
@@ -200,16 +197,6 @@ def test_rank_zero_goes_first(run):
         """)
     )
     assert [values["was_there"] for values in told] == [False, True]
-
-
-def test_a_function_on_a_script_strategy(run):
-    told = run(
-        """
-        fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2)
-        tell(rank=fabric.launch(lambda fabric: fabric.global_rank))
-        """
-    )
-    assert told == [{"rank": 0}, {"rank": 1}]
 
 
 @pytest.mark.parametrize(

@@ -64,24 +64,6 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
     assert first + resumed.train(3) == whole
 
 
-@pytest.mark.parametrize("number", [5, 20])
-def test_an_epoch_goes_on_with_as_many_samples_only(tmp_path, number):
-    def loader(number):
-        return fabric.setup_dataloaders(DataLoader(torch.arange(number), batch_size=2, shuffle=True))
-
-    fabric = Fabric(accelerator="cpu")
-    saved = loader(12)
-    next(iter(saved))
-    fabric.save(tmp_path / "within.ckpt", {"loader": saved})
-    with pytest.raises(CheckpointError, match=f"within an epoch of 12 samples, and now the training data has {number}"):
-        fabric.load(tmp_path / "within.ckpt", {"loader": loader(number)})
-    saved.set_epoch(1)
-    fabric.save(tmp_path / "end.ckpt", {"loader": saved})
-    resumed = loader(number)
-    fabric.load(tmp_path / "end.ckpt", {"loader": resumed})
-    assert sorted(torch.cat([*resumed]).tolist()) == [*range(number)]
-
-
 @pytest.mark.parametrize("storage", ["torch", "distributed"])
 def test_a_scheduler_of_another_class_is_refused_before_anything_is_restored(tmp_path, storage):
     """All classes: `tests/trainer/state/test_resume_schedulers.py`."""

@@ -6,18 +6,6 @@ import torch
 from core import Fabric, ModuleError
 
 
-def trained(step, set_up):
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    model, optimizer = set_up(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    losses = []
-    for batch in torch.randn(3, 4, 3):
-        losses.append(float(step(model, batch).detach()))
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses, model.weight.tolist()
-
-
 def loss_of(model, batch):
     return model(batch).square().mean()
 
@@ -41,6 +29,17 @@ STEPS = {
 
 @pytest.mark.parametrize("step", STEPS)
 def test_it_trains_as_the_same_loop_without_fabric(step):
+    def trained(step, set_up):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        model, optimizer = set_up(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        losses = []
+        for batch in torch.randn(3, 4, 3):
+            losses.append(float(step(model, batch).detach()))
+            optimizer.step()
+            optimizer.zero_grad()
+        return losses, model.weight.tolist()
+
     fabric = Fabric(accelerator="cpu")
     assert trained(STEPS[step](fabric), fabric.setup) == trained(loss_and_backward, lambda *parts: parts)
 

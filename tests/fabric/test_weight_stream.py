@@ -116,47 +116,44 @@ def test_a_trainer_streams_between_two_steps_only(tmp_path, hook, versions, num_
     assert all("within a training step" in error and "on_train_batch_end" in error for error in streams.errors)
 
 
-class Counting(ModelParallelStrategy):
-    """Keeps the bytes of the largest tensor that it has reduced."""
-
-    largest = 0
-
-    def reduce(self, tensor, group=None, reduce_op="mean"):
-        self.largest = max(self.largest, tensor.nbytes)
-        return super().reduce(tensor, group, reduce_op)
-
-
-ODD = [-0.0, math.nan, math.inf, 1.5]
-
-
-def stream_cut(rank, dtype):
-    """On two ranks of tensor parallelism. What is streamed, what is held here, and the most bytes reduced at once."""
-    net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 5), nn.Linear(900, 1001, bias=False)).to(dtype)
-    with torch.no_grad():
-        net[0].weight.copy_(torch.tensor(ODD).to(dtype).expand(6, 4))
-        net[1].weight.copy_(torch.arange(30.0).view(5, 6))
-    expected = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    fabric = rank.fabric()
-    fabric.launch()
-    parallelize_module(
-        net,
-        fabric.strategy.device_mesh["tensor_parallel"],
-        {"0": ColwiseParallel(), "1": RowwiseParallel(), "2": ColwiseParallel()},
-    )
-    stream = fabric.weights(fabric.setup(net))
-    for name, tensor in stream:
-        assert tensor.view(torch.uint8).equal(expected[name].view(torch.uint8)), name
-    iteration = iter(stream)
-    yielded = weakref.ref(next(iteration)[1])
-    assert yielded() is None, "the stream keeps what its caller has dropped"
-    for _ in iteration:
-        pass
-    sharded = WholeTensors(fabric.strategy, fabric.strategy.get_module_state_dict(net, layout="sharded"))
-    return [name for name, _ in stream], sharded.held_names(), fabric.strategy.largest
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ranks_get_the_same_bits(dtype):
+    odd = [-0.0, math.nan, math.inf, 1.5]
+
+    def stream_cut(rank, dtype):
+        """On two ranks of tensor parallelism: what is streamed, what is held, and the most bytes reduced at once."""
+        net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 5), nn.Linear(900, 1001, bias=False)).to(dtype)
+        with torch.no_grad():
+            net[0].weight.copy_(torch.tensor(odd).to(dtype).expand(6, 4))
+            net[1].weight.copy_(torch.arange(30.0).view(5, 6))
+        expected = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+        fabric = rank.fabric()
+        fabric.launch()
+        parallelize_module(
+            net,
+            fabric.strategy.device_mesh["tensor_parallel"],
+            {"0": ColwiseParallel(), "1": RowwiseParallel(), "2": ColwiseParallel()},
+        )
+        stream = fabric.weights(fabric.setup(net))
+        for name, tensor in stream:
+            assert tensor.view(torch.uint8).equal(expected[name].view(torch.uint8)), name
+        iteration = iter(stream)
+        yielded = weakref.ref(next(iteration)[1])
+        assert yielded() is None, "the stream keeps what its caller has dropped"
+        for _ in iteration:
+            pass
+        sharded = WholeTensors(fabric.strategy, fabric.strategy.get_module_state_dict(net, layout="sharded"))
+        return [name for name, _ in stream], sharded.held_names(), fabric.strategy.largest
+
+    class Counting(ModelParallelStrategy):
+        """Keeps the bytes of the largest tensor that it has reduced."""
+
+        largest = 0
+
+        def reduce(self, tensor, group=None, reduce_op="mean"):
+            self.largest = max(self.largest, tensor.nbytes)
+            return super().reduce(tensor, group, reduce_op)
+
     backend = Backend(Counting, num_processes=2, in_process=True)
     for names, held, largest in backend.run(stream_cut, dtype):
         assert names == ["0.weight", "1.weight", "1.bias", "2.weight"]

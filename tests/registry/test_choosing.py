@@ -77,13 +77,6 @@ def test_two_providers_of_one_alias(site, tmp_path, registry, first_on_the_path)
     assert "core-bolt:acme" in loggers
 
 
-def test_the_qualified_form_is_shown_as_a_user_writes_it(site, registry):
-    install(site, "core-acme", group="core.strategies")
-    install(site, "core-bolt", group="core.strategies")
-    with pytest.raises(AliasConflictError, match='Choose one: strategy="core-acme:acme" or strategy="core-bolt:acme"'):
-        registry("strategy").spec("acme")
-
-
 @pytest.mark.parametrize("second", ["ACME", "a-cme"])
 def test_one_provider_that_offers_an_alias_twice(site, registry, second):
     text = f"[core.loggers]\na_cme = core_acme:One\n{second} = core_acme:Two\nacme = core_acme:Three\n"

@@ -64,26 +64,6 @@ def test_all_kinds(site, manager):
     assert {row.status for row in rows} == {Status.OK}
 
 
-def test_neither_torch_nor_a_plugin_is_imported(site):
-    make_distribution(
-        site,
-        "core-acme",
-        entry_points_text="[core.strategies]\nacme = core_acme:Acme\n[core.accelerators]\nacme = core_acme:Device\n",
-        modules={"core_acme": "raise SystemExit('imported')"},
-    )
-    program = f"""
-import sys
-sys.path[:0] = [{str(site)!r}, {str(ROOT)!r}]
-from core.registry import ACCELERATOR_REGISTRY, STRATEGY_REGISTRY, listing
-assert "core_acme" in {{row.target.partition(":")[0] for row in listing()}}
-assert "acme" in STRATEGY_REGISTRY and "acme" in ACCELERATOR_REGISTRY.names()
-STRATEGY_REGISTRY.spec("core-acme:acme")
-print(*(name for name in ("torch", "core_acme") if name in sys.modules))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
-
-
 def test_import_does_not_look_at_installed_packages():
     program = """
 import sys

@@ -44,6 +44,8 @@ def resolved(**arguments):
         (None, "32-true"),
         (32, "32-true"),
         (64, "64-true"),
+        ("16-true", "16-true"),
+        ("bf16-true", "bf16-true"),
         ("64_True", "64-true"),
         ("bf16", "bf16-mixed"),
         ("BF16-mixed", "bf16-mixed"),
@@ -266,27 +268,26 @@ def test_an_alarm_of_the_users_own_still_comes(register, monkeypatch):
         signal.signal(signal.SIGALRM, before)
 
 
-class SlowClock:
-    """A clock of which each look at a process's work takes 8 s, and an alarm that runs by it."""
-
-    now_s, ends_s = 0.0, 1000.0
-
-    def monotonic(self):
-        return self.now_s
-
-    def look(self):
-        self.now_s += 8
-        return 0.0, 0
-
-    def getitimer(self, which):
-        return self.ends_s - self.now_s, 0.0
-
-    def setitimer(self, which, seconds, interval=0.0):
-        before, self.ends_s = self.getitimer(which), self.now_s + seconds
-        return before
-
-
 def test_time_is_taken_from_an_alarm_of_the_users_own_once(monkeypatch):
+    class SlowClock:
+        """A clock of which each look at a process's work takes 8 s, and an alarm that runs by it."""
+
+        now_s, ends_s = 0.0, 1000.0
+
+        def monotonic(self):
+            return self.now_s
+
+        def look(self):
+            self.now_s += 8
+            return 0.0, 0
+
+        def getitimer(self, which):
+            return self.ends_s - self.now_s, 0.0
+
+        def setitimer(self, which, seconds, interval=0.0):
+            before, self.ends_s = self.getitimer(which), self.now_s + seconds
+            return before
+
     clock = SlowClock()
     with monkeypatch.context() as patch:
         patch.setattr(time_limits, "time", clock)

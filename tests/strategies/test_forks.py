@@ -6,7 +6,23 @@ import pytest
 
 from core_testing import programs
 
-BEGINNING = """
+COPY = """
+process = multiprocessing.get_context("fork").Process(target=collect)
+process.start()
+process.join(20)
+process.kill()
+print(process.exitcode)
+"""
+RANK = """
+launcher = MultiprocessingLauncher("fork")
+launcher.connect(cluster_environment=LocalEnvironment(), num_processes=1, num_nodes=1)
+print(launcher.launch(collect))
+"""
+
+
+@pytest.mark.parametrize(("rest", "expected"), [(COPY, "0\n"), (RANK, "collected\n")], ids=["copy", "rank"])
+def test_a_fork_does_not_destroy_the_stores_of_its_parent(rest, expected):
+    beginning = """
 import gc, multiprocessing, sys, threading, time
 from torch.distributed import TCPStore
 from core.launch import MultiprocessingLauncher
@@ -26,21 +42,5 @@ def collect():
 gc.disable()
 leave_a_store()
 """
-COPY = """
-process = multiprocessing.get_context("fork").Process(target=collect)
-process.start()
-process.join(20)
-process.kill()
-print(process.exitcode)
-"""
-RANK = """
-launcher = MultiprocessingLauncher("fork")
-launcher.connect(cluster_environment=LocalEnvironment(), num_processes=1, num_nodes=1)
-print(launcher.launch(collect))
-"""
-
-
-@pytest.mark.parametrize(("rest", "expected"), [(COPY, "0\n"), (RANK, "collected\n")], ids=["copy", "rank"])
-def test_a_fork_does_not_destroy_the_stores_of_its_parent(rest, expected):
-    done = programs.run([sys.executable, "-c", BEGINNING + rest])
+    done = programs.run([sys.executable, "-c", beginning + rest])
     assert done.stdout == expected, done.stderr

@@ -18,10 +18,6 @@ class Block(nn.Module):
         return x + self.mlp(self.norm(x))
 
 
-class Cross(Block):
-    pass
-
-
 def of(**parts):
     model = nn.Module()
     for name, part in parts.items():
@@ -66,6 +62,9 @@ def test_stages_of_one_class_count_however_small_they_are():
 
 
 def test_a_decoder_of_another_class_counts_beside_its_encoder():
+    class Cross(Block):
+        pass
+
     model = of(encoder=blocks(8), decoder=blocks(2, kind=Cross), head=nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     assert str(find_units(model)) == (
         "8 x Block (encoder.0 ... 7), 2 x Cross (decoder.0 ... 1), from its largest ModuleList, and 1 more"

@@ -27,10 +27,10 @@ class LateTensor(torch.Tensor):
         if function in _IN_PLACE:
             CUDA.now.enqueue(torch.no_grad()(lambda: call(function, types, args, kwargs)))
             return args[0]
-        if function is torch.Tensor.copy_ and isinstance(args[1], LateTensor):
+        if function is torch.Tensor.copy_:
             CUDA.copies += 1
-            plain = args[0].as_subclass(torch.Tensor)
-            CUDA.now.enqueue(lambda: plain.copy_(args[1].as_subclass(torch.Tensor)))
+            target, source = (each.as_subclass(torch.Tensor) for each in args[:2])
+            CUDA.now.enqueue(lambda: target.copy_(source))
             if not (kwargs or {}).get("non_blocking"):
                 CUDA.now.synchronize()
             return args[0]

@@ -43,11 +43,6 @@ def test_float16_is_scaled(facts):
 
 
 @pytest.mark.slow
-def test_checkpoints_go_both_ways(facts):
-    assert facts["resumed"] == [facts["runs"]["as it is"][0]["weights"]] * 2
-
-
-@pytest.mark.slow
 def test_it_is_chosen_where_it_is(facts):
     assert facts["automatic"] == ["mps:0", "mps:0"]
     assert facts["memory"] == ["allocated_bytes", "driver_allocated_bytes", "recommended_max_bytes"]

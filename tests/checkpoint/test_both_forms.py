@@ -1,9 +1,7 @@
 """What a file of torch's and a folder have in common: all comes back as it was, or is refused by its place."""
 
 import os
-import random
 import shutil
-from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
@@ -29,19 +27,6 @@ def there_and_back(storage, path, state):
     return storage.load_checkpoint(path, collectives=ALONE)
 
 
-def test_every_type_that_is_accepted_comes_back_as_it_was(storage, path):
-    plain = {
-        "scalars": [None, True, 1, -(2**70), 1.5, float("inf"), 1 + 2j, "text é", b"bytes", bytearray(b"array")],
-        "containers": [{}, [], (), (1, (2, 3)), {1, 2}, OrderedDict(a=1), {(1, "a"): 2, 3: 4, None: 5}, Counter("aab")],
-        "descriptions": [torch.float16, torch.Size([1, 2]), torch.device("cpu")],
-        "scalars of numpy": [np.float32(0.5), np.int64(3), np.bool_(True), np.str_("a"), np.str_("")],
-        "random": random.getstate(),
-    }
-    loaded = there_and_back(storage, path, plain)
-    assert loaded == plain
-    assert repr(loaded) == repr(plain)  # types of what is equal across types: True and 1, float and np.float32
-
-
 @pytest.mark.parametrize("code", [*"?bhilBHILefdgFDG", "U3", "S3"])
 def test_arrays_come_back_as_arrays(storage, path, code):
     array = np.arange(6).reshape(2, 3).astype(code)
@@ -55,11 +40,7 @@ def test_the_version_of_a_modules_state_comes_back(storage, path):
 
 
 FORMS = {
-    "scalar": lambda: torch.tensor(1.5),
-    "empty": lambda: torch.empty(0, 3),
-    "bfloat16": lambda: torch.ones(2, dtype=torch.bfloat16),
     "float8": lambda: torch.ones(2).to(torch.float8_e4m3fn),
-    "turned": lambda: torch.arange(6.0).reshape(2, 3).T,
     "large and turned": lambda: torch.arange(3_000_000.0).reshape(1000, 3000).T,
     "wide and turned": lambda: torch.arange(3_000_000.0).reshape(-1, 2).T,
     "expanded": lambda: torch.ones(1).expand(1000),

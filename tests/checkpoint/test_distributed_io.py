@@ -10,13 +10,10 @@ from checkpoint.damaged_on_purpose import read_manifest, write_manifest
 from checkpoint.steps import names
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint, newest_valid, verify_checkpoint
 from core.checkpoint.any_form import formats
-from core.checkpoint.folder.local_folder import LocalFolder
 from core.checkpoint.folder.reader import FolderReader
-from core.checkpoint.folder.writer import PartWriter
 from core.checkpoint.format import digest
 from core.checkpoint.format.coverage import covers_chunk
 from core.checkpoint.format.digest import BLOCK_BYTES
-from core.checkpoint.format.manifest import Manifest
 from core.contract import (
     CheckpointCorruptedError,
     CheckpointError,
@@ -24,7 +21,7 @@ from core.contract import (
     ShardedLeaf,
     TensorDescription,
 )
-from support.checkpoint_collectives import Alone, save_state
+from support.checkpoint_collectives import Alone, save_state, together
 
 ALONE = Alone()
 IO = DistributedCheckpointIO()
@@ -33,17 +30,6 @@ IO = DistributedCheckpointIO()
 def change_manifest(path, **entries):
     """Replace entries of the manifest, whose checksum is right."""
     write_manifest(path, read_manifest(path) | entries)
-
-
-def test_targets_are_filled_and_the_rest_is_read(path):
-    save_state(path, {"model": {"w": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2)}, "lists": [torch.ones(1), 3]})
-    weight, other = torch.zeros(2, 3, dtype=torch.float64), torch.zeros(1)
-    loaded = load_checkpoint(path, {"model": {"w": weight, "unknown": torch.zeros(9)}, "lists": [other]})
-    assert loaded["model"]["w"] is weight
-    assert weight.tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert loaded["model"]["b"].tolist() == [1, 1]
-    assert loaded["lists"][0] is other
-    assert loaded["lists"][1] == 3
 
 
 def test_a_target_of_another_shape_is_refused_and_nothing_is_filled(path):
@@ -273,17 +259,13 @@ NUM_WRITERS = 24
 def written_by_many(path, monkeypatch):
     """A checkpoint whose rows and columns were written by 24 ranks, and the indexes that are read of it."""
     whole = torch.arange(NUM_WRITERS * 6.0).reshape(NUM_WRITERS, 6)
-    files = {}
-    path.mkdir()
 
-    class InPlace(LocalFolder):
-        def create(self, token, name):
-            return (self.path / name).open("xb")
-
-    for rank in range(NUM_WRITERS):
+    def save_row(collectives):
+        rank = collectives.rank
         row = ShardedLeaf((NUM_WRITERS, 6), torch.float32, (Chunk((rank, 0), (1, 6), whole[rank : rank + 1]),))
-        files |= PartWriter({"w": row, "plain": torch.ones(2), "step": 7}, rank).write(InPlace(path), "0123abcd")
-    (path / "manifest.json").write_bytes(Manifest(files, NUM_WRITERS, {}).to_bytes())
+        IO.save_checkpoint({"w": row, "plain": torch.ones(2), "step": 7}, path, collectives=collectives)
+
+    assert together(save_row, NUM_WRITERS) == [None] * NUM_WRITERS
     read, take = [], FolderReader._take_index
     monkeypatch.setattr(
         FolderReader, "_take_index", lambda self, name: (read.append(int(name[9:14])), take(self, name))

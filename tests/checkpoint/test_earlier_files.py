@@ -69,17 +69,9 @@ def test_safetensors_hold_the_weights_and_what_is_plain(earlier):
 
 
 def fitted():
-    """Both epochs, in a loop by hand."""
-    net = earlier_program.net()
-    optimizer = earlier_program.adam(net.parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    for _ in range(2):
-        for batch in earlier_program.data().split(4):
-            optimizer.zero_grad()
-            net(batch).square().mean().backward()
-            optimizer.step()
-        scheduler.step()
-    return net
+    """Both epochs, in one run."""
+    _, module = earlier_program.fit(1, 2)
+    return module.net
 
 
 @pytest.mark.parametrize("form", ["trainer", "trainer.ckpt", "trainer-2-ranks"])

@@ -10,7 +10,7 @@ from core.contract import CheckpointError, Chunk, ShardedLeaf
 from support.checkpoint_collectives import save_state
 from support.late_cuda import CUDA, MAIN_EARLY, MAIN_LATE, late, simulate
 
-IN_BOTH_ORDERS = pytest.mark.parametrize("order", [MAIN_LATE, MAIN_EARLY])
+IN_BOTH_ORDERS = pytest.mark.parametrize("saving", [MAIN_LATE, MAIN_EARLY], indirect=True)
 
 
 def leaf(tensor):
@@ -47,13 +47,17 @@ class Saving:
         return {name: value.unique().tolist() for name, value in loaded.items()}
 
 
+@pytest.fixture
+def saving(tmp_path, monkeypatch, request):
+    simulate(monkeypatch, getattr(request, "param", MAIN_EARLY))
+    return Saving(tmp_path)
+
+
 ONES = {name: [1.0] for name in ("w0", "w1", "w2", "transposed", "buffer")}
 
 
 @IN_BOTH_ORDERS
-def test_a_step_after_the_save_began_does_not_change_what_is_saved(tmp_path, monkeypatch, order):
-    simulate(monkeypatch, order)
-    saving = Saving(tmp_path)
+def test_a_step_after_the_save_began_does_not_change_what_is_saved(saving):
     saving.save()
     saving.buffer.fill_(2)  # as the next forward does with those of batch norms
     saving.step()
@@ -62,17 +66,13 @@ def test_a_step_after_the_save_began_does_not_change_what_is_saved(tmp_path, mon
 
 
 @IN_BOTH_ORDERS
-def test_a_save_has_the_step_before_it(tmp_path, monkeypatch, order):
-    simulate(monkeypatch, order)
-    saving = Saving(tmp_path)
+def test_a_save_has_the_step_before_it(saving):
     saving.step()
     saving.save()
     assert saving.saved() == {name: [1.0 if name == "buffer" else 0.0] for name in ONES}
 
 
-def test_the_forward_goes_on_while_weights_are_copied(tmp_path, monkeypatch):
-    simulate(monkeypatch, MAIN_EARLY)
-    saving = Saving(tmp_path)
+def test_the_forward_goes_on_while_weights_are_copied(saving):
     saving.save()
     copied_at_once = CUDA.streams[1].num_done
     seen = []
@@ -93,21 +93,17 @@ def test_a_device_may_copy_before_it_goes_on(tmp_path, monkeypatch):
     assert saving.saved() == ONES
 
 
-def test_weights_that_something_else_changes_meanwhile_are_an_error_and_no_checkpoint(tmp_path, monkeypatch):
-    simulate(monkeypatch, MAIN_EARLY)
-    saving = Saving(tmp_path)
+def test_weights_that_something_else_changes_meanwhile_are_an_error_and_no_checkpoint(saving):
     saving.save()
     with torch.no_grad():
         saving.weights[0].fill_(5)
     CUDA.gate.set()
     with pytest.raises(CheckpointError, match="changed while a save was copying them, by something else than their"):
         saving.io.teardown()
-    assert not (tmp_path / "a.ckpt").exists()
+    assert not (saving.folder / "a.ckpt").exists()
 
 
-def test_what_changes_weights_can_wait_for_the_copies(tmp_path, monkeypatch):
-    simulate(monkeypatch, MAIN_EARLY)
-    saving = Saving(tmp_path)
+def test_what_changes_weights_can_wait_for_the_copies(saving):
     saving.save()
     await_copies()
     with torch.no_grad():

@@ -150,10 +150,16 @@ def test_chunks_that_are_none_are_refused(path, places):
     refused(path, r"00000\.json' is not an index that core has written")
 
 
-def test_chunks_that_do_not_cover_a_tensor_are_not_saved(path):
-    rows = [Chunk((row, 0), (2, 4), torch.zeros(2, 4)) for row in (0, 1)]
+@pytest.mark.parametrize("firsts", [{"w": (0, 1)}, {"hole": (0,), "w": (0, 2, 2)}], ids=["overlap", "hole and overlap"])
+def test_chunks_that_do_not_cover_a_tensor_are_not_saved(path, firsts):
+    """Nor is a hole in one tensor filled by what another has twice."""
+
+    def rows(numbers):
+        chunks = tuple(Chunk((number, 0), (2, 4), torch.zeros(2, 4)) for number in numbers)
+        return ShardedLeaf((4, 4), torch.float32, chunks)
+
     with pytest.raises(CheckpointError, match=r"The chunks of 'w' overlap, or leave its shape \(4, 4\)"):
-        save_state(path, {"w": ShardedLeaf((4, 4), torch.float32, tuple(rows))})
+        save_state(path, {name: rows(numbers) for name, numbers in firsts.items()})
     assert list(path.parent.iterdir()) == []
 
 
@@ -162,15 +168,6 @@ def test_a_manifest_that_the_system_does_not_read_is_an_error_that_says_so(path)
     (path / "manifest.json").symlink_to("manifest.json")  # in a circle
     with pytest.raises(CheckpointError, match=r"last\.ckpt' can't be read: "):
         load_checkpoint(path)
-
-
-def test_a_hole_in_one_tensor_is_not_filled_by_what_another_has_twice(path):
-    def rows(*firsts):
-        chunks = tuple(Chunk((first, 0), (2, 4), torch.zeros(2, 4)) for first in firsts)
-        return ShardedLeaf((4, 4), torch.float32, chunks)
-
-    with pytest.raises(CheckpointError, match="The chunks of 'twice' overlap"):
-        save_state(path, {"hole": rows(0), "twice": rows(0, 2, 2)})
 
 
 def claimed_tensor(shape):

@@ -68,6 +68,8 @@ def test_bytes_lie_as_they_were_saved_whatever_the_place(path, monkeypatch, save
         "columns": ShardedLeaf((ROWS, COLS), torch.float32, (Chunk((0, 600), (ROWS, 300), columns),)),
         "long": torch.zeros(4 * ROWS * COLS)[::2],
         "conjugate": torch.zeros(10, dtype=torch.complex64).conj(),
+        "list": [torch.zeros(5)],
+        "unknown": torch.zeros(9),
     }
     counted = Counted(monkeypatch, most)
     loaded = load_checkpoint(path, targets)
@@ -78,7 +80,8 @@ def test_bytes_lie_as_they_were_saved_whatever_the_place(path, monkeypatch, save
     for name in ("same", "turned", "cast", "long", "conjugate"):
         assert loaded[name] is targets[name]
         assert torch.equal(targets[name], saved[name].to(targets[name].dtype)), name
-    assert [value.tolist() for value in loaded["list"]] == [[0, 1, 2, 3, 4], 7]
+    assert loaded["list"][0] is targets["list"][0]
+    assert [value.tolist() for value in loaded["list"]] == [[0, 1, 2, 3, 4], 7], "what has no place is read, too"
 
 
 def test_blocks_of_which_nothing_is_wanted_are_passed_over(path, monkeypatch, saved):

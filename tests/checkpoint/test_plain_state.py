@@ -1,7 +1,10 @@
 """Whatever is accepted comes back: tried with states that nobody thought of."""
 
 import io
+import random
+from collections import Counter, OrderedDict
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +24,8 @@ scalars = st.one_of(
     text,
     st.binary(max_size=10),
     st.binary(max_size=10).map(bytearray),
+    st.sampled_from([np.float32(0.5), np.int64(3), np.bool_(True), np.str_("a"), np.str_(""), random.getstate()]),
+    st.sampled_from([{1, 2}, OrderedDict(a=1), Counter("aab"), torch.float16, torch.Size([1, 2]), torch.device("cpu")]),
 )
 keys = st.one_of(st.integers(), text, st.binary(max_size=5), st.tuples(text, st.integers()))
 array_types = st.one_of(

@@ -17,15 +17,6 @@ from core.cluster import (
 from core.cluster.slurm import first_host
 from core.contract import ConfigurationError, Found
 
-ALL = (
-    LocalEnvironment,
-    TorchElasticEnvironment,
-    SLURMEnvironment,
-    MPIEnvironment,
-    LSFEnvironment,
-    KubeflowEnvironment,
-)
-
 TORCHRUN = {
     "RANK": "3",
     "WORLD_SIZE": "4",
@@ -139,8 +130,17 @@ def given(monkeypatch):
     ],
 )
 def test_the_most_specific_environment_wins(given, variables, expected):
+    all = (
+        LocalEnvironment,
+        TorchElasticEnvironment,
+        SLURMEnvironment,
+        MPIEnvironment,
+        LSFEnvironment,
+        KubeflowEnvironment,
+    )
+
     def chosen():
-        found = {kind: detection for kind in ALL if isinstance(detection := kind.detect(), Found)}
+        found = {kind: detection for kind in all if isinstance(detection := kind.detect(), Found)}
         return max(found, key=lambda kind: found[kind].priority)
 
     given(variables)

@@ -45,19 +45,25 @@ fabric.launch()
     assert "WorkerError: Rank 1 ended the program without reaching the start of the process group" in done.stderr
 
 
+def rank_of(num_ranks):
+    """The strategy of a rank that torchrun has started, and that waits a second for the others."""
+    strategy = ParallelStrategy(
+        process_group_backend="gloo",
+        timeout=timedelta(seconds=1),
+        parallel_devices=[torch.device("cpu")] * num_ranks,
+        cluster_environment=TorchElasticEnvironment(),
+    )
+    Session(strategy)
+    return strategy
+
+
 def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch, caplog):
     monkeypatch.setattr(timeout, "WARN_AFTER_S", 0.2)
     port = reserve_port(monkeypatch)
     variables = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "MASTER_PORT": str(port)}
     for name, value in {**variables, "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
-    strategy = ParallelStrategy(
-        process_group_backend="gloo",
-        timeout=timedelta(seconds=1),
-        parallel_devices=[torch.device("cpu")] * 3,
-        cluster_environment=TorchElasticEnvironment(),
-    )
-    Session(strategy)
+    strategy = rank_of(3)
     with pytest.raises(WorkerError) as raised:
         strategy.setup_distributed()
     assert str(raised.value) == (
@@ -136,13 +142,7 @@ def test_an_address_or_port_that_is_no_store_of_this_run(rank, listens, address,
             monkeypatch.setenv(name, str(value))
         monkeypatch.setenv("MASTER_ADDR", address)
         monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1] if listens else reserve_port(monkeypatch)))
-        strategy = ParallelStrategy(
-            process_group_backend="gloo",
-            timeout=timedelta(seconds=1),
-            parallel_devices=[torch.device("cpu")] * 2,
-            cluster_environment=TorchElasticEnvironment(),
-        )
-        Session(strategy)
+        strategy = rank_of(2)
         with pytest.raises(ConfigurationError, match=expected):
             strategy.setup_distributed()
     for thread in threading.enumerate():  # torch writes pages when its peer ends: while the test still captures them

@@ -43,16 +43,21 @@ def test_the_demo_reads_as_many_digits_as_the_readme_says():
 
 
 @pytest.mark.slow
-def test_digits_on_one_device_in_bfloat16():
-    arguments = ("--strategy", "single_device", "--accelerator", "cpu", "--precision", "bf16-mixed", "--epochs", "1")
-    assert accuracy(run_example("digits.py", *arguments), "1 process") > 85
-
-
-@pytest.mark.slow
-def test_digits_under_torchrun():
-    torchrun = (*programs.TORCHRUN, "--standalone", "--nproc-per-node", "2")
-    output = run_example("digits.py", "--accelerator", "cpu", "--epochs", "2", starter=torchrun)
-    assert accuracy(output) > 80
+@pytest.mark.parametrize(
+    ("starter", "arguments", "processes", "least"),
+    [
+        ((sys.executable,), (*ONE_PROCESS, "--precision", "bf16-mixed", "--epochs", "1"), "1 process", 85),
+        (
+            (*programs.TORCHRUN, "--standalone", "--nproc-per-node", "2"),
+            ("--accelerator", "cpu", "--epochs", "2"),
+            "2 processes",
+            80,
+        ),
+    ],
+    ids=["bfloat16", "torchrun"],
+)
+def test_digits_are_read(starter, arguments, processes, least):
+    assert accuracy(run_example("digits.py", *arguments, starter=starter), processes) > least
 
 
 @pytest.mark.slow

@@ -8,8 +8,6 @@ from core.contract.kinds import KINDS
 from core.registry import CORE, HOOKS, PRELUDES, Status, listing
 from support.fake_distributions import make_distribution
 
-ROOT = Path(__file__).parents[2]
-
 
 def test_one_row_for_everything(site, tmp_path, manager, monkeypatch):
     def install(name, text, path=site, **options):
@@ -65,10 +63,11 @@ def test_all_kinds(site, manager):
 
 
 def test_import_does_not_look_at_installed_packages():
+    root = Path(__file__).parents[2]
     program = """
 import sys
 import core.registry
 print("importlib_metadata" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.split() == ["False"]

@@ -196,18 +196,31 @@ def test_an_environment_that_nobody_asked_for_can_neither_end_nor_hold_up_the_ru
     assert decision(resolution, "cluster environment").choice == "local"
 
 
-def test_an_environment_whose_import_hangs_is_named_and_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(candidates, "DETECTION_TIMEOUT_S", 0.2)
-    monkeypatch.syspath_prepend(tmp_path)
-    lines = "[core.cluster_environments]\nacme = core_hangs:Acme\n"
-    make_distribution(tmp_path, "core-hangs", "1.0", lines, modules={"core_hangs": "import time; time.sleep(600)"})
-    plugin_manager().refresh()
-    try:
-        with pytest.warns(RuntimeWarning) as warned:
-            assert decision(resolve(accelerator="cpu"), "cluster environment").choice == "local"
-    finally:
-        monkeypatch.undo()
+@pytest.fixture
+def hangs(tmp_path, monkeypatch):
+    """Installs a package with a cluster environment whose import tells in a file that it begins, and hangs."""
+
+    def install(name):
+        begins = (
+            "import pathlib, time\nwith pathlib.Path(__file__).with_name('asked').open('a') as file: file.write('x')"
+        )
+        lines = f"[core.cluster_environments]\nacme = {name.replace('-', '_')}:Acme\n"
+        modules = {name.replace("-", "_"): f"{begins}\ntime.sleep(600)"}
+        make_distribution(tmp_path, name, "1.0", lines, modules=modules)
+        monkeypatch.syspath_prepend(tmp_path)
         plugin_manager().refresh()
+        return tmp_path / "asked"
+
+    yield install
+    monkeypatch.undo()
+    plugin_manager().refresh()
+
+
+def test_an_environment_whose_import_hangs_is_named_and_given_up(hangs, monkeypatch):
+    hangs("core-hangs")
+    monkeypatch.setattr(candidates, "DETECTION_TIMEOUT_S", 0.2)
+    with pytest.warns(RuntimeWarning) as warned:
+        assert decision(resolve(accelerator="cpu"), "cluster environment").choice == "local"
     (warning,) = warned
     assert str(warning.message) == (
         "The cluster environment 'acme' of core-hangs 1.0 was not considered. The cluster environment 'acme' of "
@@ -217,22 +230,14 @@ def test_an_environment_whose_import_hangs_is_named_and_given_up(tmp_path, monke
     )
 
 
-def test_an_environment_whose_import_does_nothing_costs_a_process_little_and_once(tmp_path, monkeypatch):
+def test_an_environment_whose_import_does_nothing_costs_a_process_little_and_once(hangs, monkeypatch):
+    asked = hangs("core-waits")
     monkeypatch.setattr(candidates, "IDLE_TIMEOUT_S", 0.2)
-    monkeypatch.syspath_prepend(tmp_path)
-    lines = "[core.cluster_environments]\nacme = core_waits:Acme\n"
-    code = "import pathlib, time\nwith pathlib.Path(__file__).with_name('asked').open('a') as file: file.write('x')\n"
-    make_distribution(tmp_path, "core-waits", "1.0", lines, modules={"core_waits": f"{code}time.sleep(600)"})
-    plugin_manager().refresh()
-    try:
-        with pytest.warns(RuntimeWarning, match=r"it did nothing for 0.2 s.*CORE_DISABLE_PLUGINS=core-waits"):
-            resolve(accelerator="cpu")
-        with pytest.warns(RuntimeWarning, match=r"it hung before in this process.*CORE_DISABLE_PLUGINS=core-waits"):
-            assert decision(resolve(accelerator="cpu"), "cluster environment").choice == "local"
-    finally:
-        monkeypatch.undo()
-        plugin_manager().refresh()
-    assert (tmp_path / "asked").read_text() == "x"
+    with pytest.warns(RuntimeWarning, match=r"it did nothing for 0.2 s.*CORE_DISABLE_PLUGINS=core-waits"):
+        resolve(accelerator="cpu")
+    with pytest.warns(RuntimeWarning, match=r"it hung before in this process.*CORE_DISABLE_PLUGINS=core-waits"):
+        assert decision(resolve(accelerator="cpu"), "cluster environment").choice == "local"
+    assert asked.read_text() == "x"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="work is seen in Linux's /proc")

@@ -48,6 +48,11 @@ class Run:
         }
 
 
+@pytest.fixture
+def fabric():
+    return Fabric(accelerator="cpu")
+
+
 def test_a_run_goes_on_bit_for_bit(tmp_path):
     whole = Run(0).train(5)
     stopped = Run(0)
@@ -108,9 +113,8 @@ def test_a_container_of_ones_own_class_is_refused_by_its_path(tmp_path, value):
     assert not (tmp_path / "x.ckpt").exists()
 
 
-def test_a_container_of_objects_comes_back(tmp_path):
+def test_a_container_of_objects_comes_back(fabric, tmp_path):
     """Those of Python's own: `tests/checkpoint/test_both_forms.py`."""
-    fabric = Fabric(accelerator="cpu")
     module = fabric.setup(torch.nn.Linear(1, 1))
     fabric.save(tmp_path / "x.ckpt", {"counts": Counter("aab"), "pair": Pair(module, module)})
     assert repr(load_checkpoint(tmp_path / "x.ckpt")["counts"]) == repr(Counter("aab"))
@@ -347,24 +351,21 @@ def test_what_an_object_of_ones_own_cannot_take_is_told(tmp_path, plugin, name, 
     assert message in str(caught.value)
 
 
-def test_a_module_that_was_not_set_up_may_have_other_names(tmp_path):
-    fabric = Fabric(accelerator="cpu")
+def test_a_module_that_was_not_set_up_may_have_other_names(fabric, tmp_path):
     fabric.save(tmp_path / "run.ckpt", {"layer": {"weight": torch.tensor([[3.0]]), "scale": torch.ones(1)}})
     layer = nn.Linear(1, 1)
     fabric.load(tmp_path / "run.ckpt", {"layer": layer}, strict=False)
     assert layer.weight == 3
 
 
-def test_a_number_in_the_place_of_a_raw_weight_is_told(tmp_path):
-    fabric = Fabric(accelerator="cpu")
+def test_a_number_in_the_place_of_a_raw_weight_is_told(fabric, tmp_path):
     torch.save({"weight": 7, "bias": torch.zeros(1)}, tmp_path / "wrong.pt")
     with pytest.raises(CheckpointError, match=r"'weight', int saved and \(1, 2\) here"):
         fabric.load_raw(tmp_path / "wrong.pt", fabric.setup(nn.Linear(2, 1)))
 
 
 @pytest.mark.parametrize(("layers", "number"), [([[1], [0]], 2), ([[0, 1]], 1)])
-def test_no_parameter_gets_the_state_of_another_group(tmp_path, layers, number):
-    fabric = Fabric(accelerator="cpu")
+def test_no_parameter_gets_the_state_of_another_group(fabric, tmp_path, layers, number):
 
     def stepped(groups):
         net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))

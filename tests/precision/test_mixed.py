@@ -30,6 +30,10 @@ def linear(seed=0):
     return nn.Linear(4, 2, bias=False)
 
 
+def sgd(module):
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
 def on(device_type):
     device = torch.device(device_type, 0)
     return Strategy(accelerator=CPUAccelerator(), parallel_devices=[device])
@@ -131,7 +135,7 @@ def test_a_scaled_step_is_the_plain_step(precision, optimizer_class):
 
 def test_unscaling_twice_is_unscaling_once(precision):
     module, plain = linear(), linear()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer = sgd(module)
     loss_of(plain).backward()
     backward(precision, module)
     for factor in (8, 1, 1):
@@ -156,9 +160,7 @@ def test_an_overflow_skips_the_step_and_says_so(precision, fused):
 def test_two_optimizers_share_one_backward(precision):
     """Both gradients carry the scale of that backward, also after the first optimizer has stepped."""
     scaled, plain = [linear(1), linear(2)], [linear(1), linear(2)]
-    scaled_optimizers, plain_optimizers = (
-        [torch.optim.SGD(module.parameters(), lr=0.1) for module in modules] for modules in (scaled, plain)
-    )
+    scaled_optimizers, plain_optimizers = ([sgd(module) for module in modules] for modules in (scaled, plain))
     for _ in range(3):
         precision.backward(loss_of(*scaled))
         loss_of(*plain).backward()
@@ -173,14 +175,14 @@ def test_two_optimizers_share_one_backward(precision):
 
 
 def test_an_optimizer_without_gradients_steps_as_it_would_without_a_scale(precision):
-    frozen = torch.optim.SGD(linear().parameters(), lr=0.1)
+    frozen = sgd(linear())
     precision.unscale_gradients(frozen)
     assert precision.optimizer_step(frozen)
 
 
 def test_no_hook_stays_on_the_users_optimizer(precision):
     module = linear()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer = sgd(module)
     backward(precision, module)
     precision.optimizer_step(optimizer)
     assert not optimizer._optimizer_step_post_hooks
@@ -203,7 +205,7 @@ def test_a_closure_is_fine_without_a_scaler():
 
 def test_a_loss_that_was_not_scaled_is_noticed(precision):
     module = linear()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer = sgd(module)
     module(torch.ones(3, 4)).sum().backward()
     for misuse in (precision.unscale_gradients, precision.optimizer_step):
         with pytest.raises(ConfigurationError, match=r"a loss that wasn't scaled.*call backward\(loss\) of Fabric"):
@@ -212,7 +214,7 @@ def test_a_loss_that_was_not_scaled_is_noticed(precision):
 
 def test_two_steps_after_one_backward_are_noticed(precision):
     module = linear()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer = sgd(module)
     backward(precision, module)
     precision.optimizer_step(optimizer)
     with pytest.raises(ConfigurationError, match="steps twice after a backward"):
@@ -230,7 +232,7 @@ def test_other_formats_are_refused():
 def test_the_scale_survives_a_restart(precision):
     module = linear()
     backward(precision, module)
-    precision.optimizer_step(torch.optim.SGD(module.parameters(), lr=0.1))
+    precision.optimizer_step(sgd(module))
     state = copy.deepcopy(precision.state_dict())
     resumed = MixedPrecision(torch.float16, scaler=small_scaler())
     resumed.load_state_dict(state)

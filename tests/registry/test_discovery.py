@@ -14,6 +14,12 @@ from support.hostile import LOOK_ALIKES
 GOOD = "[core.loggers]\ngood = core_good:Good\n"
 
 
+@pytest.fixture
+def good(site):
+    """A distribution that is in order."""
+    make_distribution(site, "core-good", entry_points_text=GOOD)
+
+
 def scan():
     return discover(refresh=True)
 
@@ -94,8 +100,7 @@ def test_the_pass_is_cached_until_it_is_refreshed(site):
         (GOOD + "x" * 10_000 + "\n" + "junk\n" * 100, 3, "x" * 99),
     ],
 )
-def test_a_malformed_line_costs_its_own_distribution_only(site, text, number, line):
-    make_distribution(site, "core-good", entry_points_text=GOOD)
+def test_a_malformed_line_costs_its_own_distribution_only(good, site, text, number, line):
     folder = make_distribution(site, "core-bad", entry_points_text=text)
     found = scan()
     assert names(found) == ["core-good"]
@@ -106,8 +111,7 @@ def test_a_malformed_line_costs_its_own_distribution_only(site, text, number, li
 
 
 @pytest.mark.parametrize("file", ["entry_points_text", "metadata"])
-def test_bytes_that_are_not_utf_8(site, file):
-    make_distribution(site, "core-good", entry_points_text=GOOD)
+def test_bytes_that_are_not_utf_8(good, site, file):
     texts = {"entry_points_text": b"[core.loggers]\nbad = core_bad:Bad\n", "metadata": b"Name: core-bad\n"}
     make_distribution(site, "core-bad", **{**texts, file: texts[file] + b"\xff\xfe\n"})
     found = scan()
@@ -239,8 +243,7 @@ def test_a_distribution_in_a_zip_archive(site, tmp_path):
 
 @pytest.mark.parametrize("file", ["entry_points.txt", "METADATA"])
 @pytest.mark.parametrize("make", [os.mkfifo, partial(os.symlink, "/dev/zero")])
-def test_what_is_no_file_is_not_waited_for(site, file, make):
-    make_distribution(site, "core-good", entry_points_text=GOOD)
+def test_what_is_no_file_is_not_waited_for(good, site, file, make):
     folder = make_distribution(site, "core-bad", entry_points_text=GOOD)
     (folder / file).unlink()
     make(folder / file)
@@ -249,8 +252,7 @@ def test_what_is_no_file_is_not_waited_for(site, file, make):
     assert f"{file}' is something else, where a file was expected" in problem(found, "core-bad").detail
 
 
-def test_junk_is_given_up(site):
-    make_distribution(site, "core-good", entry_points_text=GOOD)
+def test_junk_is_given_up(good, site):
     make_distribution(site, "core-huge", entry_points_text=b"junk\n" * 10_000_000)
     found = scan()
     assert names(found) == ["core-good"]

@@ -107,10 +107,8 @@ def test_an_option_that_asks_for_units():
 
 
 def pretrained(named, **parts):
-    kind = type("Pretrained", (nn.Module,), {"_no_split_modules": named})
-    model = kind()
-    for name, part in parts.items():
-        setattr(model, name, part)
+    model = of(**parts)
+    model.__class__ = type("Pretrained", (nn.Module,), {"_no_split_modules": named})
     return model
 
 

@@ -94,7 +94,21 @@ def train(fabric):
     return [name for name in units if "Norm" not in name]
 """
 
-FSDP = f"""{TRAINS}
+
+def run_program(folder, text):
+    """The lines that a script prints, in order."""
+    program = folder / "program.py"
+    program.write_text(text)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = programs.run([sys.executable, program], env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return sorted(lines_of(done.stdout))
+
+
+@pytest.mark.slow
+def test_the_programs_of_fsdp_train(tmp_path):
+    pytest.importorskip("core_fsdp", reason="needs core-fsdp")
+    program = f"""{TRAINS}
 UNITS = ["FSDPNet", "FSDPTransformerEncoderLayer", "FSDPTransformerEncoderLayer"]
 
 # FSDP with CPU offloading
@@ -131,22 +145,7 @@ policy = {{nn.TransformerEncoderLayer, nn.TransformerDecoderLayer}}
 strategy = FSDPStrategy(auto_wrap_policy=policy)
 train(Fabric(strategy=strategy, accelerator="cpu", devices=2))
 """
-
-
-def run_program(folder, text):
-    """The lines that a script prints, in order."""
-    program = folder / "program.py"
-    program.write_text(text)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = programs.run([sys.executable, program], env=environment, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return sorted(lines_of(done.stdout))
-
-
-@pytest.mark.slow
-def test_the_programs_of_fsdp_train(tmp_path):
-    pytest.importorskip("core_fsdp", reason="needs core-fsdp")
-    assert run_program(tmp_path, FSDP) == ["FSDPStrategy: 2 processes"] * 4
+    assert run_program(tmp_path, program) == ["FSDPStrategy: 2 processes"] * 4
 
 
 def test_the_programs_of_deepspeed_train(tmp_path):

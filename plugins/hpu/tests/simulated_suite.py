@@ -13,49 +13,24 @@ from core_hpu import HPUParallelStrategy
 from core_testing.cases import ADAMW, Case
 from core_testing.networks import Perceptron, make_loader
 from core_testing.ranks import Backend
-from core_testing.training import TrainingRecord, assert_equal_runs, train
+from core_testing.training import assert_equal_runs, train
 
-NUM_STEPS, STOP_AT = 20, 8
+NUM_STEPS = 20
 CASE = Case("hpu", optimizer=ADAMW, scheduler="step", shuffle=True, dtype=torch.float32)
 CPU = Backend(lambda: "single_device", "cpu", kept_for="cpu")
 SINGLE = Backend(lambda: "hpu_single", "hpu", kept_for="hpu_single")
 PARALLEL = Backend(lambda: "hpu_parallel", "hpu", 2, 2, kept_for="hpu_parallel")
-TOLERANCE = 1e-5
 
 
-def long_run(rank, **options):
-    return train(rank, CASE, max_epochs=4, max_steps=NUM_STEPS, **options)
-
-
-@pytest.fixture(scope="module")
-def on_one_cpu():
-    (run,) = CPU.run(long_run)
-    assert run.num_steps == NUM_STEPS
-    return run
+def long_run(rank):
+    return train(rank, CASE, max_epochs=4, max_steps=NUM_STEPS)
 
 
 @pytest.mark.parametrize("backend", [SINGLE, PARALLEL], ids=["hpu_single", "hpu_parallel"])
-def test_twenty_steps_equal_those_of_one_cpu(backend, on_one_cpu):
-    assert_equal_runs(backend.run(long_run)[0], on_one_cpu, TOLERANCE)
-
-
-@pytest.mark.parametrize(
-    ("saver", "reader"), [(CPU, PARALLEL), (PARALLEL, CPU)], ids=["from single_device", "to single_device"]
-)
-def test_a_checkpoint_goes_on_elsewhere(saver, reader, on_one_cpu, tmp_path):
-    saver.run(save_midway, tmp_path / "half.ckpt")
-    rest = reader.run(go_on, tmp_path / "half.ckpt")[0]
-    whole = on_one_cpu
-    tail = TrainingRecord(whole.losses[STOP_AT:], whole.weights, {}, whole.num_steps, whole.learning_rates[STOP_AT:])
-    assert_equal_runs(rest, tail, TOLERANCE)
-
-
-def save_midway(rank, path):
-    return train(rank, CASE, max_epochs=4, max_steps=STOP_AT, save_at=STOP_AT, path=path)
-
-
-def go_on(rank, path):
-    return long_run(rank, ckpt_path=path)
+def test_twenty_steps_equal_those_of_one_cpu(backend):
+    (expected,) = CPU.run(long_run)
+    assert expected.num_steps == NUM_STEPS
+    assert_equal_runs(backend.run(long_run)[0], expected, tolerance=1e-5)
 
 
 class Launches(Callback):

@@ -1,18 +1,14 @@
 """A small network, and a way to train it on simulated IPUs or on another device, with all that can be compared."""
 
-import os
-import sys
-
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Callback, Module, Trainer
-from core_testing import programs
 
 QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
-NUM_STEPS, GLOBAL_BATCH_SIZE = 20, 8
+GLOBAL_BATCH_SIZE = 8
 ADAMW = torch.optim.AdamW
 
 
@@ -50,28 +46,15 @@ class Net(Module):
 class Records(Callback):
     """The result of a run: losses, learning rates, and the optimizer's state."""
 
-    def __init__(self, save_at=None, path=None):
+    def __init__(self):
         self.losses, self.rates, self.state = [], [], {}
-        self.save_at, self.path = save_at, path
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         self.losses.append(float(outputs["loss"]))
         self.rates.append(trainer.strategy.optimizers[0].param_groups[0]["lr"])
-        if trainer.global_step == self.save_at:
-            trainer.save_checkpoint(self.path)
 
     def on_train_end(self, trainer, module):
         self.state = trainer.strategy.get_optimizer_state_dict(trainer.strategy.optimizers[0])
-
-
-def run_program(command, simulator):
-    """Start a program in the server of all tests: `sys.path` is theirs, and a variable has the simulator."""
-    sys.path.remove(simulator)
-    variables = os.environ | {"PYTHONPATH": simulator}
-    try:
-        return programs.run([sys.executable, *command], env=variables, timeout=200)
-    finally:
-        sys.path.insert(0, simulator)
 
 
 def make_data(num_samples):
@@ -79,16 +62,14 @@ def make_data(num_samples):
     return TensorDataset(inputs, torch.stack([inputs.sum(1).sin(), inputs.prod(1)], dim=1))
 
 
-def train(
-    *, batch_size=GLOBAL_BATCH_SIZE, num_batches=NUM_STEPS // 2, module=None, ckpt_path=None, records=None, **options
-):
+def train(*, batch_size=GLOBAL_BATCH_SIZE, num_batches=10, module=None, **options):
     """Two epochs of so many steps of eight samples. Returns trainer, module and `Records`."""
-    module, records = module or Net(), records or Records()
+    module, records = module or Net(), Records()
     data = make_data(num_batches * GLOBAL_BATCH_SIZE)
     trainer = Trainer(**{"max_epochs": 2, "callbacks": [records], **QUIET, **options})
     torch.manual_seed(3)
     loaders = (DataLoader(data, batch_size=batch_size, shuffle=True), DataLoader(data, batch_size=7))
-    trainer.fit(module, *loaders, ckpt_path=ckpt_path)
+    trainer.fit(module, *loaders)
     return trainer, module, records
 
 

@@ -31,12 +31,6 @@ def rows(number):
     return torch.randn(number, 3, generator=torch.Generator().manual_seed(1)), torch.ones(number, 1)
 
 
-def options_of(poptorch, iterations=1, replicas=1, accumulated=1):
-    options = poptorch.Options().deviceIterations(iterations).replicationFactor(replicas)
-    options.Training.gradientAccumulation(accumulated)
-    return options
-
-
 def test_the_hosts_weights_are_old_until_they_are_copied(poptorch):
     model = Model()
     before = model.layer.weight.detach().clone()
@@ -46,20 +40,6 @@ def test_the_hosts_weights_are_old_until_they_are_copied(poptorch):
     executor.copyWeightsToHost()
     assert not torch.equal(model.layer.weight, before)
     executor.destroy()
-
-
-def test_batch_dimensions_multiply_and_every_replica_returns(poptorch):
-    options = options_of(poptorch, 2, 4, 3)
-    executor = poptorch.trainingModel(Model(), options)
-    out, loss = executor(*rows(2 * 4 * 3 * 5))
-    assert (out.shape, loss.shape) == ((4 * 5, 1), (4,))  # of the last batch alone: OutputMode.Final
-    executor.destroy()
-    other = poptorch.trainingModel(Model(), options_of(poptorch, 2, 4, 3).outputMode(poptorch.OutputMode.All))
-    assert other(*rows(120))[1].shape == (24,)
-    other.destroy()
-    executor = poptorch.trainingModel(Model(), options_of(poptorch, 2, 4, 3))
-    with pytest.raises(AssertionError, match="Invalid batch dimension"):
-        executor(*rows(23))
 
 
 def test_what_was_compiled_stays(poptorch):

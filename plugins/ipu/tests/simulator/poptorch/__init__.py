@@ -30,11 +30,11 @@ from importlib import import_module
 
 _PLACES = {
     "device": ("Error", "ipuHardwareIsAvailable"),
-    "enums": ("DataLoaderMode", "OutputMode"),
+    "enums": ("OutputMode",),
     "executor": ("PoplarExecutor", "inferenceModel", "trainingModel"),
     "loader": ("DataLoader",),
     "options": ("Options",),
-    "tracing": ("identity_loss", "isRunningOnIpu"),
+    "tracing": ("identity_loss",),
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 

@@ -9,9 +9,3 @@ class OutputMode(enum.IntEnum):
     Final = 0
     All = 2
     Default = 4
-
-
-class DataLoaderMode(enum.IntEnum):
-    """[options] poptorch.DataLoaderMode. The asynchronous modes aren't simulated."""
-
-    Sync = 0

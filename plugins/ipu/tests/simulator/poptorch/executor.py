@@ -11,8 +11,6 @@ from poptorch.enums import OutputMode
 from poptorch.options import Options
 from poptorch.tracing import Program
 
-_NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
-
 
 def trainingModel(model, options=None, optimizer=None):
     """[options] poptorch.trainingModel: forward, backward and update in one call."""
@@ -28,8 +26,6 @@ class PoplarExecutor:
     """[features] "poptorch.PoplarExecutor". Weights are the IPU's own from the compilation on."""
 
     def __init__(self, model, options, optimizer, training):
-        if options is not None and not isinstance(options, Options):
-            raise Error(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
         options = options or Options()
         options._freeze()
         self._options = options.clone()
@@ -205,7 +201,6 @@ class PoplarExecutor:
         if self._optimizer is not None and self._optimizer is not optimizer:
             raise Error("Another optimizer for the same model isn't simulated.")
         self._optimizer = optimizer
-        optim._kind_of(optimizer)
         if isinstance(optimizer, optim.Optimizer):
             optimizer._executor = self
         self._told = [
@@ -276,7 +271,7 @@ class PoplarExecutor:
 
     def _need_executable(self):
         if self._program is None:
-            raise Error(_NO_EXECUTABLE)
+            raise Error("Model has not been compiled or has been destroyed.")
 
 
 def _cast(output):

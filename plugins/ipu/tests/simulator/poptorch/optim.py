@@ -35,9 +35,7 @@ class Optimizer:
         return {**self._ipu, **torch.optim.Optimizer.state_dict(self)}
 
     def load_state_dict(self, state):
-        """[features]: written to the IPU. What native PyTorch has saved can't be loaded."""
-        if not ("ipu_state" in state and "ipu_param" in state):
-            raise RuntimeError("Only IPU optimizer states can be loaded onto the IPU.")
+        """[features]: written to the IPU. What native PyTorch has saved can't be loaded: it has no such entries."""
         torch.optim.Optimizer.load_state_dict(self, state)
         self._ipu = {name: copy.copy(state[name]) for name in ("ipu_state", "ipu_param")}
         self.ipu_state_is_dirty, self.host_state_is_dirty = True, False
@@ -93,7 +91,8 @@ class BuiltIn:
             weights: on the device, by name.
             names: of the host's parameters, by id.
         """
-        self.kind = _kind_of(optimizer)
+        # AdamW before Adam, of which it is a subclass in newer releases of torch.
+        self.kind = next(kind for kind in _ATTRIBUTES if isinstance(optimizer, kind))
         self._names = [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
         self._constants = self._read_constants(optimizer)
         groups = [
@@ -105,8 +104,6 @@ class BuiltIn:
 
     def update_attributes(self, optimizer):
         """[features] "Constant attributes": one that was compiled into the program can't be changed."""
-        if _kind_of(optimizer) is not self.kind:
-            raise Error("Cannot update: the optimizer's type is compiled into the program.")
         if (found := self._read_constants(optimizer)) != self._constants:
             raise Error(f"Cannot update constant attributes: the program has {self._constants}, and not {found}.")
         for own, group in zip(self._inner.param_groups, optimizer.param_groups, strict=True):
@@ -116,7 +113,8 @@ class BuiltIn:
         members = [weight for group in self._inner.param_groups for weight in group["params"]]
         for weight in members:
             weight.grad = gradients.get(id(weight))
-        torch.nn.utils.clip_grad_norm_(members, self.max_grad_norm) if self.max_grad_norm != float("inf") else None
+        if self.max_grad_norm != float("inf"):
+            torch.nn.utils.clip_grad_norm_(members, self.max_grad_norm)
         self._inner.step()
         self._inner.zero_grad()
 
@@ -147,8 +145,6 @@ class BuiltIn:
             yield from zip(members, group["params"], strict=True)
 
     def _read(self, group):
-        if group.get("amsgrad"):
-            raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
         return {name: copy.copy(group[name]) for name in _ATTRIBUTES[self.kind]}
 
     def _read_constants(self, optimizer):
@@ -158,11 +154,3 @@ class BuiltIn:
             if name not in variable:
                 values[name] = [group[name] for group in optimizer.param_groups]
         return values
-
-
-def _kind_of(optimizer):
-    """[from torch] "Optimizers": custom ones can't be used."""
-    for kind in _ATTRIBUTES:  # AdamW before Adam, of which it is a subclass in newer releases of torch
-        if isinstance(optimizer, kind):
-            return kind
-    raise AssertionError(f"Unsupported optimizer type. Types supported {[kind.__name__ for kind in _ATTRIBUTES]}")

@@ -7,17 +7,7 @@ from torch.utils import _pytree as pytree
 
 from poptorch.device import Error
 
-_traces = []
-
-
-class _Trace:
-    def __init__(self):
-        self.losses = []
-
-
-def isRunningOnIpu():
-    """[features] "poptorch.isRunningOnIpu": True while a model is executed, or traced, for the IPU."""
-    return bool(_traces)
+_traces = []  # of each, the losses that were marked
 
 
 def identity_loss(x, reduction):
@@ -25,7 +15,7 @@ def identity_loss(x, reduction):
     assert reduction in ("sum", "mean", "none"), "Unsupported reduction type!"
     marked = x if reduction == "none" else x.sum() if reduction == "sum" else x.mean()
     if _traces:
-        _traces[-1].losses.append(marked)
+        _traces[-1].append(marked)
     return marked
 
 
@@ -41,19 +31,19 @@ class Program:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
         def run(weights, tensors):
-            trace = _Trace()
-            _traces.append(trace)
+            losses = []
+            _traces.append(losses)
             try:
                 rest = iter(tensors)
                 filled = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
                 result = functional_call(model, weights, tuple(pytree.tree_unflatten(filled, spec)))
             finally:
-                _traces.remove(trace)
+                _traces.pop()
             outputs, self.structure = pytree.tree_flatten(result)
             self.constants = [None if isinstance(output, torch.Tensor) else output for output in outputs]
             outputs = [output for output in outputs if isinstance(output, torch.Tensor)]
-            self._has_marked_loss = bool(trace.losses)
-            return [*(trace.losses[-1:] or outputs[:1]), *outputs] if training else outputs
+            self._has_marked_loss = bool(losses)
+            return [*(losses[-1:] or outputs[:1]), *outputs] if training else outputs
 
         with torch.inference_mode(False), torch.enable_grad():
             self._graph = make_fx(run)(weights, tensors)

@@ -1,4 +1,4 @@
-"""Runs that meet bad batches, and what training ends with."""
+"""Runs that something disturbs, and what training ends with."""
 
 import torch
 from torch import nn
@@ -50,9 +50,9 @@ class Keep(Callback):
         self.tensors.append(torch.get_rng_state())
 
 
-def fit(rank, data, *callbacks, num_optimizers=1, norm=nn.BatchNorm1d, ckpt_path=None, **options):
+def fit(rank, data, *callbacks, keep=None, num_optimizers=1, norm=nn.BatchNorm1d, ckpt_path=None, **options):
     """Train with batches of two, or on those that `data` yields. Returns what was kept, and the number of steps."""
-    keep = Keep()
+    keep = keep or Keep()
     torch.manual_seed(rank.backend.num_processes)
     trainer = rank.trainer(callbacks=[keep, *callbacks], **{"max_epochs": 1, **options})
     loader = DataLoader(data, batch_size=2) if isinstance(data, torch.Tensor) else data

@@ -24,11 +24,6 @@ GLOBAL_BATCH, NUM_SAMPLES = 12, 96
 trainer: Trainer
 
 
-def log(kind):
-    with open("events.jsonl", "a") as file:
-        file.write(json.dumps({"kind": kind, "round": ROUND, "time": time.time()}) + "\n")
-
-
 def allocate(num_samples):
     """Ask for more memory than there may be, if the batch is too large, on the last rank."""
     is_last = int(os.environ["WORLD_SIZE"]) - 1 == RANK
@@ -46,7 +41,6 @@ def phase(name):
     if OWN["phase"] == name and OWN["rank"] == RANK:
         if name not in ("meet", "set up") and trainer.global_step < OWN["step"] and name != "validate":
             return
-        log("kill")
         if FAULT == "hang":
             time.sleep(1000)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -106,7 +100,8 @@ class Net(Module):
 class Steps(Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         if RANK == 0:
-            log("step")
+            with open("steps", "a") as file:
+                file.write("x")
 
 
 phase("meet")

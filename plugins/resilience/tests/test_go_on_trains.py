@@ -120,6 +120,5 @@ def test_the_state_is_on_the_disk_when_it_gives_up(tmp_path, undisturbed):
         kept.rmdir()
     weights, _ = train(tmp_path, "ddp", 2, [])
     check(weights, undisturbed)
-    steps = [json.loads(line)["kind"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert steps.count("step") == 6 * int(NUM_STEPS)  # batches of rank 0, each once
+    assert len((tmp_path / "steps").read_text()) == 6 * int(NUM_STEPS)  # batches of rank 0, each once
     assert not (tmp_path / ".core-go-on").exists()

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 from core.callbacks import Callback, Goodput, MemoryCheckpoint, ModelCheckpoint, SpikeGuard
 from core.checkpoint import TorchCheckpointIO
 from core.loggers import CSVLogger
-from core_testing import Backend
 from support.tiny import Tiny, loader, make_trainer
 
 PARTS = ["useful", "start", "data", "validation", "saves", "skipped", "lost"]
@@ -114,19 +113,6 @@ def test_the_first_fetch_of_an_epoch_belongs_to_no_save(tmp_path):
     trainer = make_trainer(tmp_path, goodput, ModelCheckpoint(dirpath=tmp_path), max_epochs=2, limit_val_batches=0)
     trainer.fit(Tiny(), DataLoader(torch.utils.data.Subset(SlowData(), [0])))
     assert goodput.seconds["data"] >= NAP_S  # of the second epoch; the first is of the start
-
-
-def fit_on_ranks(rank):
-    goodput = Goodput(verbose=False)
-    rank.trainer(max_epochs=1, callbacks=goodput, limit_val_batches=0).fit(Tiny(), loader())
-    return goodput.shares
-
-
-def test_each_rank_measures():
-    for shares in Backend(lambda: "ddp", num_processes=2, in_process=True).run(fit_on_ranks):
-        assert sum(shares.values()) == pytest.approx(1)
-        assert min(shares["useful"], shares["start"], shares["data"]) > 0
-        assert not any(shares[part] for part in ("validation", "saves", "skipped", "lost"))
 
 
 def test_shares_are_logged_and_printed(tmp_path, capsys):

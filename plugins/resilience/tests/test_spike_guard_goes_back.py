@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from spike_runs import Net, fit, samples
+from disturbed_runs import Net, fit, samples
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -118,13 +118,6 @@ def bad_at(*numbers, num_batches=12):
     return data.flatten(0, 1)
 
 
-def test_a_spike_before_which_nothing_is_kept_is_skipped(tmp_path):
-    guard = SpikeGuard(on_spike="go_back")
-    with pytest.warns(UserWarning, match=r"^SpikeGuard skips the update of batch 1 of epoch 0, after step 1: the loss"):
-        keep, steps = guarded(Alone(tmp_path), tmp_path, bad_at(1), guard)
-    assert (keep.starts, steps, guard.num_skipped, guard.num_returns) == ([0], 11, 1, 0)
-
-
 def test_too_many_in_a_row_end_the_run_though_good_ones_are_made_again(tmp_path):
     guard = SpikeGuard(on_spike="go_back", max_in_a_row=1)
     with pytest.raises(SpikeError, match=r"^In batch 11 of epoch 0, after step 9: .* 2 updates in a row") as found:
@@ -192,9 +185,3 @@ def test_what_cant_go_back_says_so(tmp_path):
         guarded(Alone(tmp_path), tmp_path, one, guard, memory=(2, 3))
     with pytest.raises(UnsupportedError, match=r"^SpikeGuard\(on_spike='go_back'\) can't go back under Engine"):
         guarded(Alone(tmp_path), tmp_path, one, guard, strategy=Engine())
-
-
-@pytest.mark.parametrize("options", [{"on_spike": "stop"}, {"undo": -1}])
-def test_wrong_arguments_are_refused(options):
-    with pytest.raises(ConfigurationError, match="expected 'warn', 'skip' or 'go_back', and 0 or more"):
-        SpikeGuard(**options)

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from disturbed_runs import Keep, Net, fit
 from torch import nn
 from torch.utils.data import DataLoader
 
-from core import ConfigurationError, Module
-from core.callbacks import Callback, MemoryCheckpoint, VerifyReplicas
+from core import ConfigurationError
+from core.callbacks import MemoryCheckpoint, VerifyReplicas
 from core_parallel import MeshParallelStrategy
 from core_resilience import ReplicasDifferError
 from core_testing import Backend
@@ -19,27 +20,12 @@ BACKENDS = {
 }
 
 
-class Net(Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 2))
-
-    def training_step(self, batch):
-        return self.net(batch).square().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.01)
-
-
-class Damage(Callback):
+class Damage(Keep):
     """Changes a weight of the last rank after a step, so many times."""
 
     def __init__(self, step, times):
-        self.step, self.times, self.starts = step, times, []
-
-    def on_train_start(self, trainer, module):
-        self.starts.append(trainer.global_step)
+        super().__init__()
+        self.step, self.times = step, times
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         if trainer.global_step == self.step and self.times:
@@ -48,23 +34,17 @@ class Damage(Callback):
                 weight = module.net[0].weight.detach()
                 getattr(weight, "to_local", lambda: weight)()[0, 0] += 1
 
-    def on_train_end(self, trainer, module):
-        states = [state["exp_avg"] for state in trainer.strategy.optimizers[0].state.values()]
-        tensors = [*module.parameters(), *states]
-        self.tensors = [getattr(each.detach(), "to_local", each.detach)().clone() for each in tensors]
-        self.tensors.append(torch.get_rng_state())
 
-
-def fit(rank, folder, step, times, every=1):
-    damage, verify = Damage(step, times), VerifyReplicas(3, on_difference="go_back", max_returns=2)
-    torch.manual_seed(1)
-    trainer = rank.trainer(max_epochs=2, callbacks=[damage, verify, MemoryCheckpoint(every, folder)])
-    trainer.fit(Net(), DataLoader(torch.randn(40, 4), batch_size=4 // rank.backend.num_processes, shuffle=True))
-    return damage, verify
+def damaged(rank, folder, step, times, every=1):
+    verify, keep = VerifyReplicas(3, on_difference="go_back", max_returns=2), Damage(step, times)
+    data = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(data, batch_size=4 // rank.backend.num_processes, shuffle=True)
+    fit(rank, loader, verify, MemoryCheckpoint(every, folder), keep=keep, norm=nn.LayerNorm, max_epochs=2)
+    return keep, verify
 
 
 def damaged_and_not(rank, folder, every):
-    (damage, verify), (other, nothing) = fit(rank, folder, 7, 1, every), fit(rank, folder, 7, 0, every)
+    (damage, verify), (other, nothing) = damaged(rank, folder, 7, 1, every), damaged(rank, folder, 7, 0, every)
     assert nothing.differences == []
     assert all(map(torch.equal, damage.tensors, other.tensors))
     return damage.starts, [each.step for each in verify.differences]
@@ -83,9 +63,9 @@ def test_it_goes_back_to_where_all_were_alike(tmp_path, strategy, every, begins)
     assert backend.run(damaged_and_not, tmp_path, every) == [([0, begins], [9])] * backend.num_processes
 
 
-def fit_in_vain(rank, folder, step, match):
+def damaged_in_vain(rank, folder, step, match):
     with pytest.raises(ReplicasDifferError, match=match):
-        fit(rank, folder, step, -1)
+        damaged(rank, folder, step, -1)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +76,7 @@ def fit_in_vain(rank, folder, step, match):
     ],
 )
 def test_where_it_cant_go_back_it_ends(tmp_path, step, match):
-    BACKENDS["ddp"].run(fit_in_vain, tmp_path, step, match)
+    BACKENDS["ddp"].run(damaged_in_vain, tmp_path, step, match)
 
 
 def test_without_kept_states_there_is_no_way_back(tmp_path):
@@ -104,9 +84,3 @@ def test_without_kept_states_there_is_no_way_back(tmp_path):
         ConfigurationError, match=r"^VerifyReplicas\(on_difference='go_back'\) goes back to states that"
     ):
         make_trainer(tmp_path, VerifyReplicas(3, on_difference="go_back")).fit(Net(), DataLoader(torch.ones(1, 4)))
-
-
-@pytest.mark.parametrize("options", [{"on_difference": "back"}, {"max_returns": 0}])
-def test_wrong_arguments_are_refused(options):
-    with pytest.raises(ConfigurationError, match="expected 1 step or more"):
-        VerifyReplicas(3, **options)

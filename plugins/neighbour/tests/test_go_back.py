@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from core import Capability, ConfigurationError, DataModule, Trainer, UnsupportedError
-from core.callbacks import Callback, EarlyStopping, GoBack, MemoryCheckpoint, ModelCheckpoint
+from core.callbacks import Callback, EarlyStopping, GoBack, LambdaCallback, MemoryCheckpoint, ModelCheckpoint
 from core.checkpoint import load_checkpoint
 from core.contract import CheckpointNotFoundError
 from core.strategies import SingleDeviceStrategy
@@ -210,37 +210,17 @@ def test_what_is_damaged_on_one_node_is_passed_over_by_all(tmp_path, strategy, b
     assert in_one_process(fit_on_node, memory, strategy) == [([0, begins], [1, 2, 3, 4])] * 2
 
 
-class Watches(Callback):
-    """Holds a state after some steps, and tells which are kept."""
-
-    def __init__(self, memory, holds):
-        self.memory, self.holds, self.kept = memory, holds, []
-
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        self.kept.append(list(self.memory.kept))
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if trainer.global_step in self.holds:
-            self.memory.hold(trainer.global_step)
-
-
 def test_the_last_ones_are_kept_and_one_that_is_held(tmp_path):
-    memory = MemoryCheckpoint(2, tmp_path, keep=2)
-    watches = Watches(memory, holds=[3, 7])
+    kept, memory = [], MemoryCheckpoint(2, tmp_path, keep=2)
+    watches = LambdaCallback(
+        on_train_batch_start=lambda *_: kept.append(list(memory.kept)),
+        on_train_batch_end=lambda trainer, *_: trainer.global_step in (3, 7) and memory.hold(trainer.global_step),
+    )
     fit_alone(memory, watches, max_steps=13)
-    assert watches.kept == [
+    assert kept == [
         *([], [], [2], [2], [2, 4], [2, 4], [2, 4, 6], [2, 4, 6], [6, 8], [6, 8], [6, 8, 10], [6, 8, 10], [6, 10, 12])
     ]
     assert memory.kept == []
-
-
-class BackAtOnce(Callback):
-    def __init__(self, memory, at=2, to=None):
-        self.memory, self.at, self.to = memory, at, to
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if batch_idx + 1 == self.at:
-            self.memory.go_back(trainer, self.to)
 
 
 class Engine(SingleDeviceStrategy):
@@ -251,9 +231,14 @@ class Engine(SingleDeviceStrategy):
         return (super().capabilities | self.adds) & ~self.lacks
 
 
-def fit_at_once(folder, back=BackAtOnce, **options):
+def fit_and_go_back(folder, at=2, to=None, **options):
     memory = MemoryCheckpoint(folder=folder)
-    fit_alone(memory, back(memory), max_steps=9, **options)
+
+    def go_back(trainer, module, outputs, batch, batch_idx):
+        if batch_idx + 1 == at:
+            memory.go_back(trainer, to)
+
+    fit_alone(memory, LambdaCallback(on_train_batch_end=go_back), max_steps=9, **options)
 
 
 class Asks(Callback):
@@ -307,13 +292,13 @@ def test_the_step_before_is_let_go_at_once(tmp_path):
 
 def test_without_such_a_state_there_is_no_way_back(tmp_path):
     with pytest.raises(CheckpointNotFoundError, match=r"no state up to step 0: it has those after steps \[1\]\. Keep"):
-        fit_at_once(tmp_path, lambda memory: BackAtOnce(memory, 2, 0))
+        fit_and_go_back(tmp_path, to=0)
     assert list(tmp_path.iterdir())  # it is still there
 
 
 def test_within_a_window_there_is_no_way_back(tmp_path):
     with pytest.raises(ConfigurationError, match="within an accumulation window"):
-        fit_at_once(tmp_path, lambda memory: BackAtOnce(memory, 3), accumulate_grad_batches=2)
+        fit_and_go_back(tmp_path, at=3, accumulate_grad_batches=2)
 
 
 @pytest.mark.parametrize("change", [{"adds": Capability.OWNS_STEP}, {"lacks": Capability.BIT_EXACT_RESUME}])
@@ -321,7 +306,7 @@ def test_a_strategy_that_cant_go_back_says_so(tmp_path, change):
     strategy = Engine()
     vars(strategy).update(change)
     with pytest.raises(UnsupportedError, match=r"^MemoryCheckpoint can't go back under Engine, which steps by itself"):
-        fit_at_once(tmp_path, strategy=strategy)
+        fit_and_go_back(tmp_path, strategy=strategy)
 
 
 def test_outside_of_training_it_is_an_error(tmp_path):

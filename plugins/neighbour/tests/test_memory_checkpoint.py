@@ -1,6 +1,5 @@
 """The newest step in the memory of every node, and going on from it when processes are gone."""
 
-import importlib.util
 import os
 import stat
 from functools import partial
@@ -17,7 +16,6 @@ from core.contract import ConfigurationError, UnsupportedError
 from core.strategies import ParallelStrategy
 from core_testing import in_one_process
 from support.global_batches import QUIET, Net, close, data
-from support.resuming import on_ranks
 
 
 class Crash(Callback):
@@ -41,13 +39,9 @@ class Crash(Callback):
 class Deep(Net):
     """More rows than ranks, in two layers, of which one has no rows for the last of three ranks."""
 
-    def __init__(self, dtype):
+    def __init__(self):
         super().__init__()
-        self.layer = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 2), nn.Linear(2, 1)).to(dtype)
-        self.format = dtype
-
-    def training_step(self, batch, batch_idx):
-        return super().training_step([part.to(self.format) for part in batch], batch_idx)
+        self.layer = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 2), nn.Linear(2, 1)).double()
 
 
 class Notes(Callback):
@@ -76,7 +70,7 @@ def train(folder, memory, num_ranks=1, *, crash=None, others=(), strategy="ddp",
         num_nodes=num_ranks,
         **({"strategy": strategy} if num_ranks > 1 else {}),
     )
-    module = Net() if strategy == "ddp" else Deep(torch.float32 if strategy == "deepspeed" else torch.float64)
+    module = Net() if strategy == "ddp" else Deep()
     try:
         trainer.fit(module, DataLoader(data(), 3, shuffle=True), ckpt_path="last")
     except RuntimeError:  # where another rank was gone first, a lost connection
@@ -122,21 +116,6 @@ def test_shards_of_a_lost_node_are_on_the_next_one(tmp_path):
     (weights, began), *_ = on_nodes(3, root, [memory[2], memory[1], memory[3]], **options)
     assert (weights, began) == (pytest.approx(whole, rel=0, abs=1e-10), 3)
     assert [list(folder.iterdir()) for folder in memory[1:]] == [[], [], []]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("core_deepspeed") is None, reason="tox run -e deepspeed")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # DeepSpeed uses parts of torch that are to go
-def test_shards_of_deepspeed_are_kept_too(tmp_path):
-    memory, root, options = (
-        folders(tmp_path),
-        tmp_path / "run",
-        {"strategy": "deepspeed", "enable_checkpointing": False},
-    )
-    whole = on_ranks(1, lambda: train(tmp_path / "whole", memory, **options))[0][0]
-    on_ranks(2, lambda: train(root, memory, 2, crash=3, **options))
-    (weights, began), _ = on_ranks(2, lambda: train(root, memory[1:], 2, **options))
-    assert (weights, began) == (pytest.approx(whole, rel=0, abs=1e-5), 3)  # in float32
 
 
 def test_a_newer_checkpoint_on_disk_comes_first(tmp_path):

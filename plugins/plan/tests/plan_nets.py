@@ -1,9 +1,5 @@
 """Modules whose memory is known."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 
 from core import Module
@@ -16,24 +12,24 @@ LAYER_BYTES = WIDTH * WIDTH * 4
 class Net(Module):
     """Two layers without bias: 1 MiB each."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2)))
 
-    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+    def training_step(self, batch):
         return self.layers(batch).square().mean()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.Adam(self.parameters())
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return torch.utils.data.DataLoader(torch.ones(64, WIDTH), batch_size=8)
 
 
 class AsksForValues(Net):
     """Needs to know how many different values there are."""
 
-    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+    def training_step(self, batch):
         found = self.layers(batch)
         return found.mean() * len(torch.unique(found))
 
@@ -41,7 +37,7 @@ class AsksForValues(Net):
 class AsksForFinite(Net):
     """Skips steps whose loss isn't finite, and reads the loss."""
 
-    def training_step(self, batch: torch.Tensor) -> torch.Tensor | None:
+    def training_step(self, batch):
         loss = super().training_step(batch)
         if not torch.isfinite(loss) or torch.isnan(loss).any():
             return None
@@ -52,6 +48,6 @@ class AsksForFinite(Net):
 class Buffered(DDPStrategy):
     """A stranger's strategy, with 3 MiB of its own."""
 
-    def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
+    def setup_module(self, module):
         self.own = torch.zeros(3 * 2**18)
         return super().setup_module(module)

@@ -1,10 +1,7 @@
 """Programs are planned for by the strategy's own code, without memory or ranks."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,19 +10,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from core import STRATEGY_REGISTRY
-from core_plan import MemoryPlan, plan
+from core_plan import plan
 from core_plan.fits import offloaded, on_device
 from core_plan.rehearsal.known_shapes import KnownShapes
 
 MODEL_BYTES = 2 * LAYER_BYTES
 
 
-def _plan(make: Any, strategy: str, devices: int = 2, **options: Any) -> MemoryPlan:
+def _plan(make, strategy, devices=2, **options):
     (found,) = plan(make, strategies=[strategy], devices=devices, **options)
     return found
 
 
-def test_memory_by_kind() -> None:
+def test_memory_by_kind():
     found = _plan(Net, "single_device", devices=1)
     assert found.failure is None
     # At the peak Adam has its foreach temporaries; its counters are two numbers.
@@ -37,7 +34,7 @@ def test_memory_by_kind() -> None:
     assert found.source == "rehearsed"
 
 
-def test_shapes_that_dtensor_computes_with_have_no_memory() -> None:
+def test_shapes_that_dtensor_computes_with_have_no_memory():
     alone, sharded = _plan(Net, "single_device", devices=1), _plan(Net, "fsdp", devices=1)
     assert sharded.memory["transient"] == pytest.approx(alone.memory["transient"], abs=64)
 
@@ -57,12 +54,12 @@ def test_shapes_that_dtensor_computes_with_have_no_memory() -> None:
         lambda x: torch.ops.aten.native_layer_norm(x, [6], None, None, 1e-5),
     ],
 )
-def test_results_are_those_of_torch(call: Any) -> None:
+def test_results_are_those_of_torch(call):
     mode = FakeTensorMode()
     calls = KnownShapes(mode)
 
     class Knowing(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return calls.call(func, args, kwargs or {})
 
     with mode:
@@ -74,7 +71,7 @@ def test_results_are_those_of_torch(call: Any) -> None:
         assert _described(result, tensor) == _described(expected, tensors[0])
 
 
-def _described(result: Any, given: torch.Tensor) -> list[Any]:
+def _described(result, given):
     return [
         (
             type(one),
@@ -91,13 +88,13 @@ def _described(result: Any, given: torch.Tensor) -> list[Any]:
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_what_is_sent(accumulated: int) -> None:
+def test_what_is_sent(accumulated):
     found = _plan(Net, "ddp", accumulate_grad_batches=accumulated)
     assert found.failure is None
     assert 0 <= found.sent["allreduce all"] - MODEL_BYTES < 1000, found.sent
 
 
-def test_offloaded_state_is_in_the_memory_of_the_cpu() -> None:
+def test_offloaded_state_is_in_the_memory_of_the_cpu():
     away, here = (_plan(Net, name) for name in ("fsdp_cpu_offload", "fsdp"))
     assert offloaded(away)["parameters"] == MODEL_BYTES / 2
     assert offloaded(away)["optimizer"] == here.memory["optimizer"]
@@ -106,42 +103,42 @@ def test_offloaded_state_is_in_the_memory_of_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 512])
-def test_shards_of_any_number_of_ranks(devices: int) -> None:
+def test_shards_of_any_number_of_ranks(devices):
     found = _plan(Net, "fsdp", devices=8, num_nodes=devices // 8) if devices > 8 else _plan(Net, "fsdp", devices)
     assert found.failure is None
     assert found.memory["parameters"] == MODEL_BYTES // devices
     assert found.sent["allgather_base data_parallel"] % (MODEL_BYTES // devices) == 0
 
 
-def test_ranks_of_a_pipeline_rehearse_together() -> None:
+def test_ranks_of_a_pipeline_rehearse_together():
     found = _plan(Net, "parallel:pipeline=2")
     assert found.failure is None, found.failure
     assert found.memory["parameters"] == LAYER_BYTES
     assert found.sent["send all"] == 8 * WIDTH * 4  # what the second stage gets
 
 
-def test_a_strangers_strategy() -> None:
+def test_a_strangers_strategy():
     STRATEGY_REGISTRY.register("buffered", Buffered)
     plain, own = _plan(Net, "ddp"), _plan(Net, "buffered")
     assert own.memory["transient"] - plain.memory["transient"] == 3 * 2**20
     assert own.sent == plain.sent
 
 
-def test_an_operation_that_needs_values_is_named() -> None:
+def test_an_operation_that_needs_values_is_named():
     found = _plan(AsksForValues, "single_device", devices=1)
     assert found.source == "run"  # it is small enough
     assert "_unique2" in found.assumed[0]
     assert "plan_nets.py:" in found.assumed[0]
 
 
-def test_all_values_are_finite() -> None:
+def test_all_values_are_finite():
     found = _plan(AsksForFinite, "single_device", devices=1)
     assert found.failure is None
     assert [text.rpartition(" ")[2] for text in found.assumed] == ["1.0"]
     assert "plan_nets.py:" in found.assumed[0]
 
 
-def test_refused_as_in_a_run() -> None:
+def test_refused_as_in_a_run():
     found = _plan(Net, "single_device")
     assert found.failure is not None
     assert "trains on 1 device" in found.failure
@@ -182,7 +179,7 @@ open("ended", "w").close()
 
 
 @pytest.mark.parametrize("text", [SCRIPT, LOOP], ids=["Trainer", "Fabric"])
-def test_a_script_as_it_is(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_as_it_is(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text(text.format(folder=str(Path(__file__).parent)))
@@ -193,14 +190,14 @@ def test_a_script_as_it_is(text: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert left == set()
 
 
-def test_a_script_that_trains_nothing(tmp_path: Path) -> None:
+def test_a_script_that_trains_nothing(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("print('nothing')\n")
     found = _plan(str(script), "single_device", devices=1)
     assert found.failure == "The program has ended before its second optimizer step."
 
 
-def test_this_process_stays_as_it_was() -> None:
+def test_this_process_stays_as_it_was():
     before = torch.chunk, torch.UntypedStorage.resize_, os.environ.copy(), torch.distributed.is_initialized()
     _plan(Net, "fsdp")
     assert before == (torch.chunk, torch.UntypedStorage.resize_, os.environ.copy(), torch.distributed.is_initialized())

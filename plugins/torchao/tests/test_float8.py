@@ -176,31 +176,11 @@ def test_layers_that_are_left_out(float8, caplog):
     assert not torch.equal(given[0], whole[0])
 
 
-class Elsewhere(Strategy):
-    """On devices of another kind, or on several in one process."""
-
-    def __init__(self, devices):
-        super().__init__()
-        self.devices = devices
-
-    @property
-    def parallel_devices(self):
-        return self.devices
-
-    @parallel_devices.setter
-    def parallel_devices(self, devices):
-        pass
-
-    @property
-    def root_device(self):
-        return self.devices[0]
-
-
 def test_strategies_that_cannot_are_refused_before_work():
     with pytest.raises(ConfigurationError, match="emulates that on a CPU, and this run is on 'xpu'"):
-        fp8_mixed().connect(Elsewhere([torch.device("xpu")]))
+        fp8_mixed().connect(Strategy(parallel_devices=[torch.device("xpu")]))
     with pytest.raises(ConfigurationError, match="copies them to 2 devices, which would compute with the first one's"):
-        fp8_mixed().connect(Elsewhere([torch.device("cuda", 0), torch.device("cuda", 1)]))
+        fp8_mixed().connect(Strategy(parallel_devices=[torch.device("cuda", 0), torch.device("cuda", 1)]))
     for options in ({"tensor": 2}, {"pipeline": 2}):
         strategy = importlib.import_module("core_parallel").ParallelStrategy(**options)
         with pytest.raises(ConfigurationError, match=r"ParallelStrategy, with these options, keeps .* strategy='ddp'"):
@@ -297,15 +277,3 @@ def built_on_meta(rank):
 def test_built_on_meta_it_has_the_same_weights():
     for outputs in Backend(lambda: "fsdp", num_processes=2).run(built_on_meta):
         assert torch.equal(*outputs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_states_of_an_optimizer_have_the_format_of_the_parameters(tmp_path, strategy):
-    ranks = Backend(lambda: strategy, num_processes=2)
-    whole = ranks.run(fit, "bf16-true", 4)[0]
-    assert whole["states"] == {torch.bfloat16}
-    ranks.run(fit, "bf16-true", 2, tmp_path / "half.ckpt")
-    resumed = ranks.run(fit, "bf16-true", 4, None, tmp_path / "half.ckpt")[0]
-    assert moved_apart(resumed["weights"], whole["weights"]) == 0
-    assert resumed["states"] == {torch.bfloat16}

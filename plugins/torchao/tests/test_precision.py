@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import ConfigurationError, Fabric, Module, Trainer
 from core_torchao import QATPrecision, TorchAOPrecision, int4_weight_only, int8_weight_only
+from support.tiny import make_trainer
 
 BOUNDS = {"int8-weight-only": 0.02, "int8-dynamic": 0.03, "float8-weight-only": 0.06, "int4-weight-only": 0.15}
 """Of the error of the outputs, relative to their norm."""
@@ -52,15 +53,9 @@ def loader():
     return DataLoader(TensorDataset(torch.randn(16, 32, generator=torch.Generator().manual_seed(1))), batch_size=16)
 
 
-def make(tmp_path, precision=None, **options):
-    return Trainer(
-        accelerator="cpu", devices=1, precision=precision, logger=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=tmp_path, **options,
-    )  # fmt: skip
-
-
 def predict(tmp_path, module, precision=None, ckpt_path=None, **options):
-    return make(tmp_path, precision, **options).predict(module, loader(), ckpt_path=ckpt_path)[0]
+    trainer = make_trainer(tmp_path, precision=precision, **options)
+    return trainer.predict(module, loader(), ckpt_path=ckpt_path)[0]
 
 
 def adds_up():
@@ -109,7 +104,7 @@ def test_outputs_are_as_near_as_stated(tmp_path, precision, bound):
 
 def test_numbers_are_those_of_torchao(tmp_path, quantization):
     """Also of weights that a checkpoint brings after the module was converted, and of those that change later."""
-    saved = make(tmp_path, max_epochs=1)
+    saved = make_trainer(tmp_path, max_epochs=1)
     saved.fit(Net(seed=3), loader())
     path = saved.checkpoint_callbacks[0].best_model_path
     by_hand = copy.deepcopy(saved.module)
@@ -131,9 +126,8 @@ def test_numbers_are_those_of_torchao(tmp_path, quantization):
 
 def test_training_for_it(tmp_path):
     module, plain = Net(), Net()
-    make(tmp_path / "aware", "int8-weight-only-qat", max_epochs=2).fit(module, loader())
-    trainer = make(tmp_path / "plain", max_epochs=2)
-    trainer.fit(plain, loader())
+    make_trainer(tmp_path / "aware", precision="int8-weight-only-qat", max_epochs=2).fit(module, loader())
+    make_trainer(tmp_path / "plain", max_epochs=2).fit(plain, loader())
     trained, others = module.layers[0].weight, plain.layers[0].weight
     assert type(trained) is nn.Parameter
     assert not torch.equal(trained, others)
@@ -145,7 +139,7 @@ def test_training_for_it(tmp_path):
 
 def test_what_cannot_be_is_refused_before_work(tmp_path, quantization):
     with pytest.raises(ConfigurationError, match="'int8-weight-only' evaluates and predicts, and can't train"):
-        make(tmp_path, "int8-weight-only").fit(Net(), loader())
+        make_trainer(tmp_path, precision="int8-weight-only").fit(Net(), loader())
     layer = nn.Linear(32, 4)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     with pytest.raises(ConfigurationError, match="Set the module up without optimizers"):

@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loggers import Logger
 from torch import nn
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 QUIET = {
@@ -80,6 +81,28 @@ class Rising(Plain):
     def training_step(self, batch, batch_idx):
         self.log("rising", float(self.global_step))
         return super().training_step(batch, batch_idx)
+
+
+def scheduled(kind=StepLR, **options):
+    """A net that learns nothing, with a scheduler that halves the rate when it steps; `options` say more of it."""
+
+    class Scheduled(Plain):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), 1.0)
+            arguments = {"step_size": 1, "gamma": 0.5} if kind is StepLR else {"factor": 0.5, "patience": 0}
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": kind(optimizer, **arguments), **options}}
+
+        def on_train_batch_start(self, batch, batch_idx):
+            self.seen.append(self.optimizers().param_groups[0]["lr"])
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val", 1.0)
+
+        def training_step(self, batch, batch_idx):
+            self.log("loss", 1.0)
+            return 0 * self.loss(batch)
+
+    return Scheduled()
 
 
 class Kept(Logger):

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as torch_checkpoint
 
-from core import CHECKPOINT_READER_REGISTRY, CheckpointReader
 from core.checkpoint import load_checkpoint
 from core.contract import CheckpointCorruptedError
 from core_testing import programs
@@ -119,27 +118,3 @@ def test_without_the_plugin_the_error_says_what_to_install(tmp_path):
     last = done.stderr.strip().splitlines()[-1]
     assert "'lightning.ckpt' was saved by PyTorch Lightning, and is read by a plugin." in last
     assert "CORE_DISABLE_PLUGINS" in last
-
-
-def test_a_plugin_for_another_program_is_asked_for_foreign_files_only(tmp_path):
-    class Reader(CheckpointReader):
-        program = "Acme"
-
-        def recognizes(self, head):
-            return b"acme_version" in head
-
-        def translate(self, saved):
-            return {"format": {"version": 1}, "model": saved["weights"]}
-
-    torch.save({"acme_version": "1", "weights": {"a": torch.ones(1)}}, tmp_path / "acme.pt")
-    torch.save({"format": {"version": 1}, "acme_version": "1", "model": {}}, tmp_path / "own.pt")
-    torch.save({"acme_version": "1"}, tmp_path / "damaged.pt")
-    CHECKPOINT_READER_REGISTRY.register("acme", Reader)
-    try:
-        assert load_checkpoint(tmp_path / "acme.pt")["model"]["a"] == 1
-        assert load_checkpoint(tmp_path / "own.pt")["acme_version"] == "1"
-        with pytest.raises(CheckpointCorruptedError, match=r"damaged, or no checkpoint of Acme, .*KeyError: 'weights'"):
-            load_checkpoint(tmp_path / "damaged.pt")
-    finally:
-        CHECKPOINT_READER_REGISTRY.remove("acme")
-    assert "weights" in load_checkpoint(tmp_path / "acme.pt")

@@ -9,23 +9,6 @@ from torch.optim.lr_scheduler import StepLR
 pytestmark = pytest.mark.numbers
 
 
-def scheduled(lit):
-    """A net whose rate halves with each epoch, and which learns nothing."""
-
-    class Scheduled(lit.Plain):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), 1.0)
-            return [optimizer], [StepLR(optimizer, 1, 0.5)]
-
-        def on_train_batch_start(self, batch, batch_idx):
-            self.seen.append(self.optimizers().param_groups[0]["lr"])
-
-        def training_step(self, batch, batch_idx):
-            return 0 * self.loss(batch)
-
-    return Scheduled()
-
-
 @pytest.mark.parametrize("owner", ["trainer", "trainer.strategy"])
 def test_optimizers(lit, owner):
     class Assigning(lit.Plain):
@@ -50,22 +33,13 @@ def test_a_scheduler_with_its_interval(lit, installed):
                 config = make(StepLR(trainer.optimizers[0], 1, 0.1), interval="step", frequency=2)
                 trainer.strategy.lr_scheduler_configs = [config]
 
-    net = scheduled(lit)
+    net = lit.scheduled()
     lit.fit(net, callbacks=[Assigning()])
     assert net.seen == [1.0] * 4 + [0.5, 0.5, 0.05, 0.05]
 
 
-def test_after_fit(lit):
-    net = scheduled(lit)
-    trainer = lit.fit(net)
-    assert [type(each.scheduler) for each in trainer.lr_scheduler_configs] == [StepLR]
-    assert [type(each) for each in trainer.optimizers] == [torch.optim.SGD]
-    assert trainer.is_last_batch
-    assert isinstance(net.optimizers(), torch.optim.Optimizer)
-
-
 def test_after_fit_and_evaluation(lit):
-    net = scheduled(lit)
+    net = lit.scheduled()
     trainer = lit.fit(net)
     trainer.validate(net, lit.load(), verbose=False)
     trainer.predict(net, lit.load())

@@ -2,15 +2,6 @@ import pytest
 import torch
 
 
-def test_a_function_reduces(lit):
-    class Reducing(lit.Plain):
-        def training_step(self, batch, batch_idx):
-            self.log("a", float(batch_idx), on_step=False, on_epoch=True, reduce_fx=torch.sum)
-            return self.loss(batch)
-
-    assert lit.fit(Reducing(), max_epochs=1).callback_metrics["a"] == 6
-
-
 @pytest.mark.parametrize("value", [torch.ones(2), "text", {"b": 1.0}])
 def test_what_cannot_be_logged(lit, value):
     class Logging(lit.Plain):

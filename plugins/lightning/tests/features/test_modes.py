@@ -45,13 +45,6 @@ def test_a_batchnorm_that_stays_frozen(lit):
     assert (net.seen, lit.total(net)) == ([False] * 8, 13.8616)
 
 
-def test_a_part_that_is_evaluated_before_fit_stays_so(lit):
-    net = lit.Net()
-    net.layers[1].eval()
-    lit.fit(net)
-    assert ([each.training for each in net.layers], lit.total(net)) == ([True, False, True], 13.8616)
-
-
 def test_hooks_that_set_the_mode_of_other_stages(lit):
     class Modes(lit.Net):
         def on_test_model_eval(self):

@@ -14,28 +14,6 @@ class Stream(IterableDataset):
         return iter([(row,) for row in torch.ones(8, 4)])
 
 
-def scheduled(lit, kind=StepLR, **options):
-    """A net with a scheduler that halves the rate whenever it steps, and which `options` say more of."""
-
-    class Scheduled(lit.Plain):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), 1.0)
-            arguments = {"step_size": 1, "gamma": 0.5} if kind is StepLR else {"factor": 0.5, "patience": 0}
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": kind(optimizer, **arguments), **options}}
-
-        def on_train_batch_start(self, batch, batch_idx):
-            self.seen.append(self.optimizers().param_groups[0]["lr"])
-
-        def validation_step(self, batch, batch_idx):
-            self.log("val", 1.0)
-
-        def training_step(self, batch, batch_idx):
-            self.log("loss", 1.0)
-            return 0 * self.loss(batch)
-
-    return Scheduled()
-
-
 def halvings(net):
     """The numbers of the batches before which the rate has changed."""
     return [index for index, (before, rate) in enumerate(pairwise(net.seen), 1) if rate == before / 2]
@@ -59,7 +37,7 @@ BY_TWO, BY_THREE = {"interval": "step", "frequency": 2}, {"interval": "step", "f
     ],
 )
 def test_steps(lit, scheduler, options, expected):
-    net = scheduled(lit, **scheduler)
+    net = lit.scheduled(**scheduler)
     lit.fit(net, **options)
     assert halvings(net) == expected
 
@@ -77,7 +55,7 @@ def test_steps(lit, scheduler, options, expected):
     ],
 )
 def test_steps_by_a_metric(lit, scheduler, options, expected):
-    net = scheduled(lit, ReduceLROnPlateau, **{"monitor": "val", **scheduler})
+    net = lit.scheduled(ReduceLROnPlateau, **{"monitor": "val", **scheduler})
     lit.fit(net, **options)
     assert halvings(net) == expected
 
@@ -85,11 +63,11 @@ def test_steps_by_a_metric(lit, scheduler, options, expected):
 def test_a_metric_that_is_missing(lit, installed):
     error = installed("lightning.pytorch.utilities.exceptions").MisconfigurationException
     with pytest.raises(error, match="val"):
-        lit.fit(scheduled(lit, ReduceLROnPlateau, monitor="val"), max_epochs=6, check_val_every_n_epoch=2)
+        lit.fit(lit.scheduled(ReduceLROnPlateau, monitor="val"), max_epochs=6, check_val_every_n_epoch=2)
 
 
 def test_an_epoch_that_a_hook_leaves(lit):
-    net = scheduled(lit)
+    net = lit.scheduled()
     start = net.on_train_batch_start
 
     def leave(batch, batch_idx):
@@ -102,14 +80,14 @@ def test_an_epoch_that_a_hook_leaves(lit):
 
 
 def test_a_module_that_optimizes_by_hand(lit):
-    net = scheduled(lit)
+    net = lit.scheduled()
     net.automatic_optimization = False
     lit.fit(net)
     assert net.seen == [1.0] * 8
 
 
 def test_steps_that_are_skipped(lit):
-    net = scheduled(lit, interval="step")
+    net = lit.scheduled(interval="step")
     step = net.training_step
     net.training_step = lambda batch, batch_idx: step(batch, batch_idx) if batch_idx % 2 else None
     lit.fit(net)
@@ -147,6 +125,17 @@ def test_a_step_of_the_modules_own(lit):
     assert net.seen == [("ExponentialLR", None, 2), ("ExponentialLR", None, 4), ("ReduceLROnPlateau", 0.614, 4)]
 
 
+def formed(lit, form):
+    """A net whose optimizer and scheduler, which halves the rate, are returned in a form."""
+
+    class Formed(lit.Plain):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), 1.0)
+            return form(optimizer, StepLR(optimizer, 1, 0.5))
+
+    return Formed()
+
+
 @pytest.mark.parametrize(
     ("form", "expected"),
     [
@@ -159,14 +148,9 @@ def test_a_step_of_the_modules_own(lit):
     ],
 )
 def test_forms(lit, form, expected):
-    class Formed(lit.Plain):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), 0.1)
-            return form(optimizer, StepLR(optimizer, 1, 0.5))
-
-    trainer = lit.fit(Formed())
+    trainer = lit.fit(formed(lit, form))
     assert (trainer.global_step, len(trainer.lr_scheduler_configs)) == (8, expected)
-    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.1 / 4**expected
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 1 / 4**expected
 
 
 @pytest.mark.parametrize(
@@ -182,12 +166,7 @@ def test_forms(lit, form, expected):
     ],
 )
 def test_keys_that_nothing_reads(lit, form, rate, said):
-    class Formed(lit.Plain):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), 1.0)
-            return form(optimizer, StepLR(optimizer, 1, 0.5))
-
     with pytest.warns(match="Found unsupported keys") as told:
-        assert lit.fit(Formed()).optimizers[0].param_groups[0]["lr"] == rate
+        assert lit.fit(formed(lit, form)).optimizers[0].param_groups[0]["lr"] == rate
     texts = [re.match("Found unsupported keys in the (.*})", str(each.message)) for each in told]
     assert {text[1] for text in texts if text} == said

@@ -7,17 +7,6 @@ from torch import nn
 pytestmark = pytest.mark.numbers
 
 
-def test_clearing_gradients(lit):
-    class Zeroing(lit.Plain):
-        def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
-            self.seen.append((epoch, batch_idx))
-            optimizer.zero_grad(set_to_none=False)
-
-    net = Zeroing()
-    lit.fit(net, max_epochs=1)
-    assert (net.seen, lit.total(net)) == ([(0, 0), (0, 1), (0, 2), (0, 3)], 2.5579)
-
-
 def test_the_backbone_is_frozen_for_an_epoch(lit):
     class Backbone(lit.Net):
         def __init__(self):

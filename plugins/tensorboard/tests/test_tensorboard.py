@@ -1,7 +1,6 @@
 """Read back with TensorBoard's own reader."""
 
 import json
-import pickle
 import threading
 
 import pytest
@@ -55,19 +54,6 @@ def test_nothing_is_opened_before_it_is_needed_nor_left_open(tmp_path):
     assert threading.active_count() > threads
     logger.finalize("success")
     assert threading.active_count() == threads
-
-
-def test_a_finished_logger_may_log_again_and_a_copy_too(tmp_path):
-    logger = TensorBoardLogger(tmp_path)
-    logger.log_metrics({"loss": 1}, 0)
-    copied = pickle.loads(pickle.dumps(logger))
-    logger.finalize("success")
-    logger.log_metrics({"loss": 2}, 1)
-    copied.log_metrics({"loss": 3}, 2)
-    for each in (logger, copied):
-        each.finalize("success")
-    assert copied.log_dir == logger.log_dir
-    assert sorted(event.value for event in read(logger).Scalars("loss")) == [1, 2, 3]
 
 
 def test_torchs_writer_can_be_used(tmp_path):

@@ -1,11 +1,13 @@
-"""Runs that something disturbs, and what training ends with."""
+"""Runs that something disturbs, what training ends with, and those that callbacks refuse."""
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from core import Module
+from core import Capability, Module
 from core.callbacks import Callback
+from core_ddp import DDPStrategy
+from support.tiny import Tiny
 
 
 class Net(Module):
@@ -63,3 +65,24 @@ def fit(rank, data, *callbacks, keep=None, num_optimizers=1, norm=nn.BatchNorm1d
 def samples(num_ranks, num_batches=12):
     """Two of each batch for each rank: those of a batch are a row."""
     return torch.randn(num_batches, 2 * num_ranks, 4, generator=torch.Generator().manual_seed(1))
+
+
+class Manual(Tiny):
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(self(batch[0]).square().mean())
+        self.optimizers().step()
+
+
+class Closure(Tiny):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters())
+
+
+class Apart(DDPStrategy):
+    """Promises no replicas."""
+
+    @property
+    def capabilities(self):
+        return super().capabilities & ~Capability.REPLICATED_PARAMETERS

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from disturbed_runs import Net, fit, samples
+from disturbed_runs import Apart, Closure, Manual, Net, fit, samples
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -13,7 +13,6 @@ from core.callbacks import SpikeGuard
 from core.loggers import CSVLogger
 from core.precision import MixedPrecision
 from core.strategies import SingleDeviceStrategy
-from core_ddp import DDPStrategy
 from core_fsdp import FSDPStrategy
 from core_parallel import MeshParallelStrategy
 from core_resilience import SpikeError
@@ -235,12 +234,6 @@ def test_a_strategy_whose_step_cant_be_skipped_is_refused(tmp_path, name):
         fit_losses(tmp_path, USUAL, SpikeGuard(), strategy=strategy)
 
 
-class Apart(DDPStrategy):
-    @property
-    def capabilities(self):
-        return super().capabilities & ~Capability.REPLICATED_PARAMETERS
-
-
 def fit_apart(rank):
     with pytest.raises(UnsupportedError, match=r"^SpikeGuard adds up the gradient's norm .* and Apart lays out some"):
         rank.trainer(Apart(), max_epochs=1, callbacks=SpikeGuard()).fit(
@@ -250,15 +243,6 @@ def fit_apart(rank):
 
 def test_parts_of_gradients_that_nobody_knows_are_refused():
     BACKENDS["ddp"].run(fit_apart)
-
-
-class Manual(Tiny):
-    automatic_optimization = False
-
-
-class Closure(Tiny):
-    def configure_optimizers(self):
-        return torch.optim.LBFGS(self.parameters())
 
 
 def test_runs_that_step_in_other_ways_are_refused(tmp_path):

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from disturbed_runs import Closure, Manual
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from core import Capability, ConfigurationError, Module, UnsupportedError
-from core.callbacks import Callback, StragglerDetection
+from core.callbacks import Callback, LambdaCallback, StragglerDetection
 from core.loggers import CSVLogger
 from core.strategies import SingleDeviceStrategy
 from core_ddp import DDPStrategy
@@ -37,9 +38,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:StragglerDetection")
 
 
 class State(threading.local):
-    """A rank's own: which one is slow, its number, the step, and the time that was passed."""
+    """A rank's own: which one is slow, its number, and the time that was passed."""
 
-    who = rank = step = 0
+    who = rank = 0
     passed_s = sleep_s = 0.0
 
 
@@ -51,9 +52,9 @@ def own_clock(monkeypatch):
     monkeypatch.setattr(WallClock, "mark", staticmethod(lambda: time.thread_time() + state.passed_s))
 
 
-def nap(where, slow, begins=0):
+def nap(where, slow):
     """Pass time, and five times as much where this rank is the slow one."""
-    is_slow = where == slow and state.rank == state.who and state.step >= begins
+    is_slow = where == slow and state.rank == state.who
     state.passed_s += 5 * NAP_S if is_slow else NAP_S
     time.sleep(state.sleep_s if is_slow else 0)
 
@@ -64,13 +65,10 @@ def wait_for():
 
 
 class Follow(Callback):
-    """Knows the rank and the step."""
+    """Knows the rank."""
 
     def on_train_start(self, trainer, module):
-        state.rank, state.step = trainer.global_rank, 0
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        state.step = trainer.global_step
+        state.rank = trainer.global_rank
 
 
 class Samples(Dataset):
@@ -85,29 +83,21 @@ class Samples(Dataset):
         return torch.ones(2)
 
 
-class NappingSGD(torch.optim.SGD):
-    slow = ""
-
-    def step(self, closure=None):
-        nap("optimizer", self.slow)
-        return super().step(closure)
-
-
 class Net(Module):
-    def __init__(self, slow, begins=0):
+    def __init__(self, slow):
         super().__init__()
-        self.slow, self.begins = slow, begins
+        self.slow = slow
         self.net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
 
     def training_step(self, batch):
-        nap("forward", self.slow, self.begins)
+        nap("forward", self.slow)
         loss = self.net(batch.repeat(2, 1)).square().mean()
         loss.register_hook(lambda gradient: nap("backward", self.slow))
         return loss
 
     def configure_optimizers(self):
-        optimizer = NappingSGD(self.parameters(), lr=0.01)
-        optimizer.slow = self.slow
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        optimizer.register_step_pre_hook(lambda *_: nap("optimizer", self.slow))
         return optimizer
 
 
@@ -136,18 +126,11 @@ class Waiting(DDPStrategy):
         return line
 
 
-class Meet(Callback):
-    """Makes all ranks wait for each other once more in each step, before its forward."""
-
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        trainer.strategy.barrier()
-
-
-def fit(rank, slow, who=1, begins=0, sleep_s=0.0, **options):
+def fit(rank, slow, who=1, sleep_s=0.0, **options):
     state.who, state.sleep_s, detection = who, sleep_s, StragglerDetection(**QUICK)
-    options = {"max_epochs": 1, "max_steps": begins + NUM_STEPS, "callbacks": [Follow(), Meet(), detection], **options}
-    trainer = rank.trainer(**options)
-    trainer.fit(Net(slow, begins), DataLoader(Samples(slow)))
+    meet = LambdaCallback(on_train_batch_start=lambda trainer, *_: trainer.strategy.barrier())  # before each forward
+    trainer = rank.trainer(max_epochs=1, max_steps=NUM_STEPS, callbacks=[Follow(), meet, detection], **options)
+    trainer.fit(Net(slow), DataLoader(Samples(slow)))
     return detection.stragglers, detection.seconds, trainer.log_dir
 
 
@@ -175,7 +158,7 @@ def test_what_a_straggler_says():
 
 
 def test_the_line_is_named():
-    [[straggler], [same]] = [stragglers for stragglers, _, _ in TWO.run(fit, "forward", 1, 0, 0.03)]
+    [[straggler], [same]] = [stragglers for stragglers, _, _ in TWO.run(fit, "forward", 1, 0.03)]
     assert straggler == same
     assert straggler.rank == 1
     assert Path(straggler.line.partition(":")[0]).name == Path(__file__).name
@@ -212,19 +195,6 @@ def fit_others(rank):
         trainer.fit(module, loader())
         found.append([phase for phase, seconds in detection.seconds[0].items() if seconds])
     return found
-
-
-class Manual(Tiny):
-    automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        self.manual_backward(self(batch[0]).square().mean())
-        self.optimizers().step()
-
-
-class Closure(Tiny):
-    def configure_optimizers(self):
-        return torch.optim.LBFGS(self.parameters())
 
 
 def test_phases_that_cant_be_told_apart_arent_measured():

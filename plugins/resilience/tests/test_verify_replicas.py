@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from disturbed_runs import Apart
 from torch import nn
 from torch.utils.data import DataLoader
 
-from core import Capability, ConfigurationError, Module, UnsupportedError
+from core import ConfigurationError, Module, UnsupportedError
 from core.callbacks import Callback, VerifyReplicas
-from core_ddp import DDPStrategy
 from core_parallel import MeshParallelStrategy
 from core_resilience import Difference, ReplicasDifferError
 from core_testing import Backend
@@ -146,12 +146,6 @@ def test_one_process_has_nothing_to_compare(tmp_path):
     trainer = make_trainer(tmp_path, VerifyReplicas(1), max_epochs=1, limit_val_batches=0)
     trainer.fit(Tiny(), loader())
     assert trainer.global_step == 4
-
-
-class Apart(DDPStrategy):
-    @property
-    def capabilities(self):
-        return super().capabilities & ~Capability.REPLICATED_PARAMETERS
 
 
 class Chain(Tiny):

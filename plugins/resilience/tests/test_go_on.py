@@ -123,18 +123,6 @@ def test_a_rank_lost_while_others_meet_or_have_ended(tmp_path):
     assert found[2][0] == found[3][0]
 
 
-def test_a_rank_lost_before_the_others_begin(tmp_path):
-    (tmp_path / "train.py").write_text(
-        "import os, time\n"
-        "number = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
-        "os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' and number < 8 else time.sleep(1000 * (number < 8))\n"
-    )
-    command = [*programs.CORE, "go-on", "--devices", "3", "--max-losses", "8", "train.py"]
-    program = programs.start(command, cwd=tmp_path)
-    _, errors = program.communicate(timeout=100 * slowness())
-    assert program.returncode == 0, errors  # a rank that misses the call is killed later, and is one loss more
-
-
 def test_what_a_script_waits_for_is_broken_off(tmp_path):
     """Also where it swallows all exceptions but for those that end a program."""
     script = """

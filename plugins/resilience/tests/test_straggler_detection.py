@@ -242,12 +242,8 @@ def test_a_validation_is_no_part_of_a_step():
         assert seconds[0]["hooks"] < 5 * NAP_S
 
 
-def log(rank, folder):
-    return fit(rank, "forward", logger=CSVLogger(folder))
-
-
 def test_times_are_logged_and_written(tmp_path):
-    ([named], _, folder), _ = TWO.run(log, tmp_path)
+    ([named], _, folder), _ = TWO.run(lambda rank: fit(rank, "forward", logger=CSVLogger(tmp_path)))
     content = json.loads((Path(folder) / "ranks.json").read_text(encoding="utf-8"))
     assert content["phases"] == PHASES
     assert [row.partition(",")[0] for row in content["rows"]] == ["rank 0", "rank 1"]

@@ -1,5 +1,7 @@
 """Flipped bits are found, the right rank is named, and healthy runs are left alone."""
 
+from functools import partial
+
 import pytest
 import torch
 from disturbed_runs import Apart
@@ -50,10 +52,10 @@ class Flip(Callback):
                 flip(tensor, bit % tensor.numel(), bit % 32)
 
 
-def fit(rank, flips, num_batches, every=2, ignore=("seen",), strategy=None, **options):
+def fit(rank, flips, num_batches, every=2, ignore=("seen",), **options):
     verify = VerifyReplicas(every, ignore=ignore, **options)
     data = torch.randn(2 * num_batches * rank.backend.num_processes, 4, generator=torch.Generator().manual_seed(3))
-    trainer = rank.trainer(strategy, max_epochs=1, callbacks=[Flip(*flips), verify])
+    trainer = rank.trainer(max_epochs=1, callbacks=[Flip(*flips), verify])
     error = None
     try:
         trainer.fit(Net(), DataLoader(data, batch_size=2))
@@ -86,28 +88,21 @@ def test_of_two_ranks_both_are_named():
 
 def test_a_run_goes_on_with_one_warning_of_each_difference():
     # DDP gives rank 0's buffers to all before each forward, and never its parameters.
+    warning = partial(fit, every=1, on_difference="warn")
     table = Difference(3, (1,), True, WORDS["table"])
     weights = [Difference(step, (2,), True, WORDS["weight"]) for step in (4, 5, 6)]
     with pytest.warns(UserWarning, match="VerifyReplicas") as warned:
-        found = THREE.run(fit_on, [(3, 1, "table", 3), (4, 2, "weight", 3)])
+        found = THREE.run(warning, [(3, 1, "table", 3), (4, 2, "weight", 3)], 6)
     assert found == 3 * [([table, *weights], 6, None)]
     texts = [str(each.message) for each in warned if "VerifyReplicas" in str(each.message)]
     assert texts == [f"VerifyReplicas: {each} The run goes on." for each in (table, weights[0])]
 
 
-def fit_on(rank, flips):
-    return fit(rank, flips, 6, every=1, on_difference="warn")
-
-
-def fit_healthily(rank, ignore):
-    return fit(rank, [], 6, every=1, ignore=ignore)
-
-
 def test_a_healthy_run_is_left_alone():
     """Its batch norms differ between ranks, and its own counter is ignored; unless that is forgotten."""
-    for found in TWO.run(fit_healthily, ("se*",)):
+    for found in TWO.run(partial(fit, every=1, ignore=("se*",)), [], 6):
         assert found == ([], 6, None)
-    for differences, _, _ in TWO.run(fit_healthily, ()):
+    for differences, _, _ in TWO.run(partial(fit, every=1, ignore=()), [], 6):
         assert differences == [Difference(1, (0, 1), False, "the buffer 'seen'")]
 
 
@@ -134,12 +129,8 @@ def test_optimizer_steps_count(tmp_path):
 
 
 def test_ignored_parameters_are_left_out():
-    for found in TWO.run(fit_ignoring, [(2, 1, "weight", 3), (3, 1, "moment", 3)]):
-        assert found == ([], 6, None)
-
-
-def fit_ignoring(rank, flips):
-    return fit(rank, flips, 6, every=1, ignore=("seen", "net.2.*"))
+    ignoring = partial(fit, every=1, ignore=("seen", "net.2.*"))
+    assert TWO.run(ignoring, [(2, 1, "weight", 3), (3, 1, "moment", 3)], 6) == [([], 6, None)] * 2
 
 
 def test_one_process_has_nothing_to_compare(tmp_path):
@@ -173,14 +164,10 @@ def test_strategies_whose_ranks_differ_are_refused(make, name):
     assert TWO.run(fit_refused, make, name) == [0, 0]
 
 
-def fit_on_mesh(rank, flips):
-    return fit(rank, flips, 4, strategy=MeshParallelStrategy(shard=2))
-
-
 def test_shards_of_a_mesh_are_compared_with_their_copies():
     """Ranks 0 and 2 have one half, 1 and 3 the other."""
-    four = Backend(lambda: "ddp", num_processes=4, in_process=True)
-    for found in four.run(fit_on_mesh, [(2, 3, "weight", 1)]):
+    four = Backend(lambda: MeshParallelStrategy(shard=2), num_processes=4, in_process=True)
+    for found in four.run(fit, [(2, 3, "weight", 1)], 4):
         assert found[0] == [Difference(2, (1, 3), False, WORDS["weight"])]
 
 

@@ -1,14 +1,10 @@
 """With the real library and a repository in a folder. Each test runs a program: the library keeps databases open."""
 
-import os
-import sys
-
 import pytest
 
 from core.contract import ConfigurationError
 from core_aim import AimLogger
-from core_testing import programs
-from support import logged_net
+from support.logger_programs import run_in
 from support.missing_packages import hide
 
 READ = """
@@ -25,13 +21,7 @@ def read(version):
 @pytest.fixture
 def run(tmp_path):
     """Run a program in an empty folder."""
-
-    def run_program(program):
-        program = f"import sys\nsys.path.append({os.path.dirname(logged_net.__file__)!r})\n{READ}{program}"
-        done = programs.run([sys.executable, "-c", program], cwd=tmp_path, env=os.environ, timeout=120)
-        assert done.returncode == 0, done.stderr
-
-    return run_program
+    return lambda program: run_in(tmp_path, READ + program)
 
 
 def test_a_trainer_writes_metrics_options_and_status(run):

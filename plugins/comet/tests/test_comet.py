@@ -2,15 +2,13 @@
 
 import json
 import os
-import sys
 import zipfile
 
 import pytest
 
 from core.contract import ConfigurationError
 from core_comet import CometLogger
-from core_testing import programs
-from support import logged_net
+from support.logger_programs import run_in
 from support.missing_packages import hide
 
 QUICK = dict.fromkeys(("log_code", "log_env_details", "log_git_metadata"), False)
@@ -18,16 +16,8 @@ QUICK = dict.fromkeys(("log_code", "log_env_details", "log_git_metadata"), False
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a program in an empty folder; its last line of output."""
-
-    def run_program(program):
-        head = f"import sys\nsys.path.append({os.path.dirname(logged_net.__file__)!r})\nQUICK = {QUICK!r}\n"
-        environment = os.environ | {"COMET_LOGGING_CONSOLE": "ERROR"}
-        done = programs.run([sys.executable, "-c", head + program], cwd=tmp_path, env=environment, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()[-1] if done.stdout else ""
-
-    return run_program
+    """Run a program in an empty folder; the lines that it prints."""
+    return lambda program: run_in(tmp_path, f"QUICK = {QUICK!r}\n{program}", COMET_LOGGING_CONSOLE="ERROR")
 
 
 def read(folder):
@@ -48,7 +38,7 @@ def read(folder):
 
 
 def test_a_trainer_hands_over_metrics_options_and_status(run, tmp_path):
-    version = run("""
+    *_, version = run("""
 from logged_net import Net, ON_CPU, loader
 from core import Trainer
 from core.loggers import CometLogger
@@ -84,7 +74,7 @@ logger.finalize("interrupted")
 
 
 def test_an_experiment_that_the_user_has_opened_is_used_and_left_open(run, tmp_path):
-    version = run("""
+    *_, version = run("""
 import comet_ml
 from core.loggers import CometLogger
 config = comet_ml.ExperimentConfig(offline_directory=".", **QUICK)

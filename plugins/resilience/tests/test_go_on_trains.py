@@ -90,22 +90,27 @@ def test_a_batch_that_does_not_fit_is_cut(tmp_path, undisturbed, strategy):
     assert errors.count("Rank 1 ran out of memory. All ranks leave their step and their group, and meet again.") == 2
 
 
-def test_a_batch_whose_statistics_count_is_not_cut(tmp_path):
-    program = start(tmp_path, "auto", 1, [], FAULT="memory", MOST_SAMPLES="2", NORM="1")
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        (
+            {"MOST_SAMPLES": "2", "NORM": "1"},
+            "A step ran out of memory, and its batch can't be cut: BatchNorm1d computes statistics of the whole batch, "
+            "which those of its parts don't equal. Use a smaller batch, or another normalization, such as GroupNorm.",
+        ),
+        pytest.param(
+            {"MOST_SAMPLES": "0"},
+            "a step with 1 sample of each rank ran out of memory, and there is nothing left to cut",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["its statistics count", "one sample"],
+)
+def test_a_batch_that_cannot_be_cut_ends_the_run(tmp_path, variables, text):
+    program = start(tmp_path, "auto", 1, [], FAULT="memory", **variables)
     _, errors = program.communicate(timeout=100 * slowness())
     assert program.returncode == 1
-    assert (
-        "A step ran out of memory, and its batch can't be cut: BatchNorm1d computes statistics of the whole batch, "
-        "which those of its parts don't equal. Use a smaller batch, or another normalization, such as GroupNorm."
-    ) in errors
-
-
-@pytest.mark.slow
-def test_a_sample_that_does_not_fit_ends_the_run(tmp_path):
-    program = start(tmp_path, "auto", 1, [], FAULT="memory", MOST_SAMPLES="0")
-    _, errors = program.communicate(timeout=100 * slowness())
-    assert program.returncode == 1
-    assert "a step with 1 sample of each rank ran out of memory, and there is nothing left to cut" in errors
+    assert text in errors
 
 
 @pytest.mark.slow

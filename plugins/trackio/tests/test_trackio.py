@@ -3,29 +3,20 @@
 import json
 import os
 import sqlite3
-import sys
+from functools import partial
 
 import pytest
 
 from core.contract import ConfigurationError
-from core_testing import programs
 from core_trackio import TrackioLogger
-from support import logged_net
+from support.logger_programs import run_in
 from support.missing_packages import hide
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a program in an empty folder; its lines that aren't the library's, and the rows of a table."""
-
-    def run_program(program):
-        program = f"import sys\nsys.path.append({os.path.dirname(logged_net.__file__)!r})\n{program}"
-        environment = os.environ | {"TRACKIO_DIR": "database"}
-        done = programs.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return [line for line in done.stdout.splitlines() if "rackio" not in line and not line.startswith("* ")]
-
-    return run_program
+    """Run a program in an empty folder; the lines that it prints."""
+    return partial(run_in, tmp_path, TRACKIO_DIR="database")
 
 
 @pytest.fixture
@@ -40,7 +31,7 @@ def rows(tmp_path):
 
 
 def test_a_trainer_writes_metrics_and_options(run, rows, tmp_path):
-    [version, folder] = run("""
+    lines = run("""
 import threading
 from logged_net import Net, ON_CPU, loader
 from core import Trainer
@@ -51,6 +42,7 @@ trainer.fit(module, loader(), loader())
 assert threading.active_count() == 1
 print(trainer.logger.version, trainer.log_dir, sep="\\n")
 """)
+    [version, folder] = [line for line in lines if "rackio" not in line and not line.startswith("* ")]
     assert folder == os.path.join("core_logs", version)
     values = [
         (step, name, value)

@@ -4,14 +4,13 @@ import importlib
 import json
 import os
 import struct
-import sys
 
 import pytest
 
 from core.contract import ConfigurationError
-from core_testing import programs
 from core_testing.waiting import wait_until
 from core_wandb import WandbLogger
+from support.logger_programs import run_in
 from support.missing_packages import hide
 
 PRELOAD = "wandb,wandb.sdk.launch,core.loggers"  # a run imports the second when it begins
@@ -20,18 +19,10 @@ BLOCK, HEADER = 32768, 7
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a program in an empty folder, offline; its output."""
-
-    def run_program(program, expected_code=0):
-        settings = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
-        settings["WANDB_X_SAVE_REQUIREMENTS"] = "false"  # or each reads the metadata of all installed packages
-        program = f"from core.loggers import WandbLogger\n{program}"
-        command = [sys.executable, "-c", program]
-        done = programs.run(command, cwd=tmp_path, env={**os.environ, **settings}, timeout=120, preload=PRELOAD)
-        assert done.returncode == expected_code, done.stderr
-        return done.stdout.split()
-
-    return run_program
+    """Run a program in an empty folder, offline; the lines that it prints."""
+    settings = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
+    settings["WANDB_X_SAVE_REQUIREMENTS"] = "false"  # or each reads the metadata of all installed packages
+    return lambda program: run_in(tmp_path, f"from core.loggers import WandbLogger\n{program}", PRELOAD, **settings)
 
 
 def records(path):
@@ -74,7 +65,7 @@ for step in range(3):
     logger.log_metrics({"loss": 1 / (step + 1)}, step * 10)
 logger.finalize("success")
 logger.experiment.log({"mine": 1})
-print(logger.version, logger.log_dir)
+print(logger.version, logger.log_dir, sep="\\n")
 """)
     assert log_dir == os.path.join("project", version)
     [(found, written)] = read(tmp_path).items()

@@ -194,20 +194,19 @@ def test_an_average_of_another_model(tmp_path):
         ema.on_load_checkpoint(trainer, Tiny(), {"average": average, "num_averaged": 1})
 
 
-class Copies(SingleDeviceStrategy):
-    """Keeps weights elsewhere, and gives copies of them."""
-
-    capabilities = SingleDeviceStrategy().capabilities | Capability.SHARDED_STATE
-
-    def get_module_state_dict(self, module, *, layout=None):
-        def leaf(value):
-            chunk = Chunk((0,) * value.dim(), tuple(value.shape), value.clone())
-            return ShardedLeaf(tuple(value.shape), value.dtype, (chunk,))
-
-        return {name: leaf(value.detach()) for name, value in module.named_parameters()}
-
-
 def test_a_strategy_that_gives_copies_of_weights(tmp_path):
+    class Copies(SingleDeviceStrategy):
+        """Keeps weights elsewhere, and gives copies of them."""
+
+        capabilities = SingleDeviceStrategy().capabilities | Capability.SHARDED_STATE
+
+        def get_module_state_dict(self, module, *, layout=None):
+            def leaf(value):
+                chunk = Chunk((0,) * value.dim(), tuple(value.shape), value.clone())
+                return ShardedLeaf(tuple(value.shape), value.dtype, (chunk,))
+
+            return {name: leaf(value.detach()) for name, value in module.named_parameters()}
+
     with pytest.raises(UnsupportedError, match=r"needs the memory in which they are, and Copies .* gives copies"):
         fit(tmp_path, EMA(0.5), Tiny(), strategy=Copies())
 

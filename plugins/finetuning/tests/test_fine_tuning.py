@@ -116,11 +116,10 @@ def fit_on(root, **options):
     return fit(root, Net(norm=nn.LayerNorm, optimizer=torch.optim.SGD), BackboneFinetuning(2), **options)
 
 
-def fit_on_two(root):
-    return fit_on(root, batch_size=2, strategy="ddp", devices=2)
-
-
 def test_ranks_train_it_as_one_device_does(tmp_path):
+    def fit_on_two(root):
+        return fit_on(root, batch_size=2, strategy="ddp", devices=2)
+
     weights, others = in_one_process(fit_on_two, tmp_path)
     assert weights == others
     for name, value in fit_on(tmp_path).items():
@@ -151,22 +150,20 @@ def test_a_subclass_freezes_what_it_likes(tmp_path):
         assert rest.seen == whole.seen[step:]
 
 
-class TwoRates(Net):
-    def configure_optimizers(self):
-        return torch.optim.SGD([{"params": [self.head.weight], "lr": 0.5}, {"params": [self.head.bias]}], lr=0.1)
-
-
-class Thaw(BaseFinetuning):
-    def freeze_before_training(self, pl_module):
-        self.freeze(pl_module.backbone)
-
-    def finetune_function(self, pl_module, epoch, optimizer):
-        if epoch == 1:
-            self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
-        self.rates = [group["lr"] for group in optimizer.param_groups]
-
-
 def test_what_is_unfrozen_learns_at_a_share_of_the_rate_of_the_first_group(tmp_path):
+    class Thaw(BaseFinetuning):
+        def freeze_before_training(self, pl_module):
+            self.freeze(pl_module.backbone)
+
+        def finetune_function(self, pl_module, epoch, optimizer):
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
+            self.rates = [group["lr"] for group in optimizer.param_groups]
+
+    class TwoRates(Net):
+        def configure_optimizers(self):
+            return torch.optim.SGD([{"params": [self.head.weight], "lr": 0.5}, {"params": [self.head.bias]}], lr=0.1)
+
     thaw = Thaw()
     fit(tmp_path, TwoRates(scheduler=None), thaw, max_epochs=2)
     assert thaw.rates == [0.5, 0.1, 0.05]

@@ -32,17 +32,6 @@ class Save(Callback):
         trainer.save_checkpoint(f"{trainer.default_root_dir}/{trainer.current_epoch}.ckpt")
 
 
-class Differ(Callback):
-    """Ranks draw other numbers, and have equal weights at the end."""
-
-    def on_train_start(self, trainer, module):
-        torch.manual_seed(trainer.global_rank)
-
-    def on_train_end(self, trainer, module):
-        first, second = module.all_gather(module.first.weight)
-        assert torch.equal(first, second)
-
-
 def fit(root, *callbacks, module=None, ckpt_path=None, **options):
     module = module or Net()
     trainer = make_trainer(root, *callbacks, **{"max_epochs": 3, "enable_checkpointing": False, **options})
@@ -135,6 +124,16 @@ def test_pruning_when_a_validation_run_ends_is_not_of_the_average_it_had(tmp_pat
 
 
 def test_all_ranks_have_the_same_masks(tmp_path, capfd):
+    class Differ(Callback):
+        """Ranks draw other numbers, and have equal weights at the end."""
+
+        def on_train_start(self, trainer, module):
+            torch.manual_seed(trainer.global_rank)
+
+        def on_train_end(self, trainer, module):
+            first, second = module.all_gather(module.first.weight)
+            assert torch.equal(first, second)
+
     pruning = ModelPruning("random_unstructured", amount=0.5, use_lottery_ticket_hypothesis=False, verbose=1)
     module = fit(tmp_path, Differ(), pruning, strategy="ddp_fork", devices=2, max_epochs=2)
     assert sum(zeros(module)) == 16 + 8

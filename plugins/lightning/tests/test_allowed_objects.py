@@ -60,28 +60,27 @@ def make(lit):
     return Net
 
 
-def with_hooks(net):
-    class Hooked(net):
-        def on_save_checkpoint(self, checkpoint):
-            checkpoint["extra"] = {"settings": self.settings, "number": 3}
-            checkpoint["empty"] = torch.nn.ModuleList()
-            checkpoint["runs"] = Runs()
-
-        def on_load_checkpoint(self, checkpoint):
-            self.found = checkpoint["extra"]["settings"], checkpoint["hyper_parameters"]["settings"]
-            assert isinstance(checkpoint["empty"], torch.nn.ModuleList)
-            assert KEY not in checkpoint
-            assert "runs" not in checkpoint
-
-    return Hooked
-
-
 def settings():
     return Settings(Kind.A, np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array(["a", None], object))
 
 
 @pytest.mark.filterwarnings("ignore:on_save_checkpoint of Hooked adds 'runs'")
 def test_objects_of_allowed_classes_come_back(lit, their_package):
+    def with_hooks(net):
+        class Hooked(net):
+            def on_save_checkpoint(self, checkpoint):
+                checkpoint["extra"] = {"settings": self.settings, "number": 3}
+                checkpoint["empty"] = torch.nn.ModuleList()
+                checkpoint["runs"] = Runs()
+
+            def on_load_checkpoint(self, checkpoint):
+                self.found = checkpoint["extra"]["settings"], checkpoint["hyper_parameters"]["settings"]
+                assert isinstance(checkpoint["empty"], torch.nn.ModuleList)
+                assert KEY not in checkpoint
+                assert "runs" not in checkpoint
+
+        return Hooked
+
     net = with_hooks(make(lit))
     lit.fit(net(settings(), torch.nn.HuberLoss(delta=2.0))).save_checkpoint("last.ckpt")
     saved = torch.load("last.ckpt", weights_only=True)  # whatever isn't plain is bytes

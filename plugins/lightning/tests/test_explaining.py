@@ -7,7 +7,9 @@ from click.testing import CliRunner
 from core.cli.commands import command
 from core_lightning.explaining import explain
 
-PROGRAM = """
+
+def test_what_is_missing_is_listed_where_it_stands(tmp_path):
+    PROGRAM = """
 import lightning as L
 import pytorch_lightning.callbacks as cb
 import torch
@@ -24,9 +26,6 @@ trainer = L.Trainer(max_epochs=1, max_epoch=2, callbacks=[cb.ModelCheckpoint(), 
 print(L.pytorch.loggers.CSVLogger, L.fabric.plugins.nothing, torch.nn.Linear, trainer.anything, trainer.callbacks)
 trainer.fit_loop = trainer.is_last_batch = SpikeDetection()
 """
-
-
-def test_what_is_missing_is_listed_where_it_stands(tmp_path):
     script, helpers = tmp_path / "train.py", tmp_path / "helpers.py"
     script.write_text(PROGRAM, encoding="utf-8")
     helpers.write_text("from lightning.pytorch.serve import Nothing\n", encoding="utf-8")

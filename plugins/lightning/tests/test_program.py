@@ -140,14 +140,7 @@ def test_the_prelude_runs_it_in_two_processes(tmp_path):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_program_says_how_many_processes_there_are(tmp_path, devices):
     """As under Lightning, which is started by `python`: no `--devices` is needed, whichever number the program has."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [*programs.CORE, "run", "--lightning", "script.py", str(devices)]
-    done = programs.run(command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == [f"{rank}/{devices}" for rank in range(devices)]
-
-
-SCRIPT = """
+    SCRIPT = """
 import sys
 from lightning.fabric import Fabric
 
@@ -155,3 +148,8 @@ fabric = Fabric(accelerator="cpu", devices=int(sys.argv[1]), strategy="ddp")
 fabric.launch()
 sys.stdout.write(f"{fabric.global_rank}/{fabric.world_size}\\n")
 """
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [*programs.CORE, "run", "--lightning", "script.py", str(devices)]
+    done = programs.run(command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == [f"{rank}/{devices}" for rank in range(devices)]

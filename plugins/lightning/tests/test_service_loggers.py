@@ -11,7 +11,12 @@ from core_testing import programs
 
 NEEDS_WANDB = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="pip install wandb")
 NEEDS_MLFLOW = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="pip install mlflow-skinny")
-WANDB = """
+
+
+@pytest.mark.slow
+@NEEDS_WANDB
+def test_a_program_with_images_text_and_a_watched_model_runs_on_wandb(tmp_path):
+    WANDB = """
 import pathlib, torch, core_lightning
 core_lightning.install()
 from lightning.pytorch import LightningModule, Trainer
@@ -45,11 +50,6 @@ best = pathlib.Path(trainer.checkpoint_callback.best_model_path)
 print(best.parent.parts[-3:] == ("a project", run.id, "checkpoints"))
 print([name for name in run.summary.keys() if name.startswith(("gradients", "parameters"))])
 """
-
-
-@pytest.mark.slow
-@NEEDS_WANDB
-def test_a_program_with_images_text_and_a_watched_model_runs_on_wandb(tmp_path):
     quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_X_SAVE_REQUIREMENTS": "false"}
     folders = {f"WANDB_{each}_DIR": str(tmp_path / each) for each in ("CACHE", "CONFIG", "DATA")}  # else in the home
     command = [sys.executable, "-W", "ignore", "-c", WANDB]

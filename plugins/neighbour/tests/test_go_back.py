@@ -223,14 +223,6 @@ def test_the_last_ones_are_kept_and_one_that_is_held(tmp_path):
     assert memory.kept == []
 
 
-class Engine(SingleDeviceStrategy):
-    adds = lacks = Capability.NONE
-
-    @property
-    def capabilities(self):
-        return (super().capabilities | self.adds) & ~self.lacks
-
-
 def fit_and_go_back(folder, at=2, to=None, **options):
     memory = MemoryCheckpoint(folder=folder)
 
@@ -241,19 +233,18 @@ def fit_and_go_back(folder, at=2, to=None, **options):
     fit_alone(memory, LambdaCallback(on_train_batch_end=go_back), max_steps=9, **options)
 
 
-class Asks(Callback):
-    """Asks once for a checkpoint within an accumulation window."""
-
-    def __init__(self, path, at):
-        self.path, self.at = path, at
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if trainer.progress.total_batches == self.at:
-            trainer.save_checkpoint(self.path)
-            self.at = None
-
-
 def test_what_was_asked_for_after_the_state_is_not_saved(tmp_path):
+    class Asks(Callback):
+        """Asks once for a checkpoint within an accumulation window."""
+
+        def __init__(self, path, at):
+            self.path, self.at = path, at
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if trainer.progress.total_batches == self.at:
+                trainer.save_checkpoint(self.path)
+                self.at = None
+
     memory = MemoryCheckpoint(folder=tmp_path, keep=2)
     back = Back(memory, 3, 2)
     fit_alone(Asks(tmp_path / "asked.ckpt", 5), back, memory, max_epochs=1, accumulate_grad_batches=2, batch_size=3)
@@ -269,17 +260,16 @@ def test_a_run_that_took_only_weights_goes_back_to_all(tmp_path):
     assert back.starts == [0, 3]
 
 
-class Remembers(Back):
-    """Knows, without holding it, what computed the loss before the run went back."""
-
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        compute = trainer.running_step.compute_loss
-        if len(self.starts) == 1:
-            self.compute = weakref.ref(compute)
-        assert len(self.starts) == 1 or self.compute() is None
-
-
 def test_the_step_before_is_let_go_at_once(tmp_path):
+    class Remembers(Back):
+        """Knows, without holding it, what computed the loss before the run went back."""
+
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            compute = trainer.running_step.compute_loss
+            if len(self.starts) == 1:
+                self.compute = weakref.ref(compute)
+            assert len(self.starts) == 1 or self.compute() is None
+
     memory = MemoryCheckpoint(folder=tmp_path)
     back = Remembers(memory, 3, 2)
     gc.disable()
@@ -303,6 +293,13 @@ def test_within_a_window_there_is_no_way_back(tmp_path):
 
 @pytest.mark.parametrize("change", [{"adds": Capability.OWNS_STEP}, {"lacks": Capability.BIT_EXACT_RESUME}])
 def test_a_strategy_that_cant_go_back_says_so(tmp_path, change):
+    class Engine(SingleDeviceStrategy):
+        adds = lacks = Capability.NONE
+
+        @property
+        def capabilities(self):
+            return (super().capabilities | self.adds) & ~self.lacks
+
     strategy = Engine()
     vars(strategy).update(change)
     with pytest.raises(UnsupportedError, match=r"^MemoryCheckpoint can't go back under Engine, which steps by itself"):

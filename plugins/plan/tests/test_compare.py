@@ -48,28 +48,6 @@ Trainer(max_epochs=20, strategy="fsdp", devices=1, accelerator="cpu", callbacks=
 )
 open("after", "w").close()
 """
-FABRIC = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-from core import Fabric
-
-fabric = Fabric(accelerator="cpu", devices=1, loggers="csv", precision="64-true")
-fabric.launch()
-model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
-inputs = torch.randn(48, 4).double()
-data = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=2, shuffle=True)
-loader = fabric.setup_dataloaders(data)
-model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
-for number, (inputs, targets) in enumerate(loader):
-    loss = nn.functional.mse_loss(model(inputs), targets)
-    fabric.backward(loss / 2)
-    if number % 2:
-        optimizer.step()
-        optimizer.zero_grad()
-        fabric.log("loss", loss)
-"""
 STRATEGIES = """
 from core import ConfigurationError
 from core_ddp import DDPStrategy
@@ -171,6 +149,28 @@ def test_nothing_stays_beside_the_program(trained):
 
 @pytest.mark.slow
 def test_a_loop_by_hand_is_compared_too(tmp_path, strangers):
+    FABRIC = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import Fabric
+
+fabric = Fabric(accelerator="cpu", devices=1, loggers="csv", precision="64-true")
+fabric.launch()
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+inputs = torch.randn(48, 4).double()
+data = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=2, shuffle=True)
+loader = fabric.setup_dataloaders(data)
+model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+for number, (inputs, targets) in enumerate(loader):
+    loss = nn.functional.mse_loss(model(inputs), targets)
+    fabric.backward(loss / 2)
+    if number % 2:
+        optimizer.step()
+        optimizer.zero_grad()
+        fabric.log("loss", loss)
+"""
     options = ["--strategies", "ddp,forgetful", "--steps", "20", "--rounds", "1"]
     found = compare(tmp_path, FABRIC, strangers, *options)
     ddp, forgetful = found["contenders"]

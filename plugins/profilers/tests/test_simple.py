@@ -87,13 +87,12 @@ def test_an_action_that_never_began(name):
         getattr(core.profilers, name)().stop("x")
 
 
-def profile_on_ranks(folder):
-    trainer = make_trainer(folder, "simple", devices=2, strategy="ddp", logger=True)
-    trainer.fit(Net(), loader(16))
-    return Path(trainer.log_dir)
-
-
 def test_each_rank_writes_and_one_prints(tmp_path, capsys):
+    def profile_on_ranks(folder):
+        trainer = make_trainer(folder, "simple", devices=2, strategy="ddp", logger=True)
+        trainer.fit(Net(), loader(16))
+        return Path(trainer.log_dir)
+
     folder, _ = in_one_process(profile_on_ranks, tmp_path)
     assert {path.name for path in folder.glob("fit-profile*.txt")} == {"fit-profile.txt", "fit-profile-rank1.txt"}
     assert capsys.readouterr().out.count("Written to ") == 1

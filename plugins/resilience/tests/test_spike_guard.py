@@ -185,13 +185,12 @@ def test_skipped_values_dont_move_the_range():
     assert recent.bounds() == pytest.approx((2.5 - 1.4826, 2.5 + 14.826))  # of the last four
 
 
-def fit_uneven(rank):
-    guard, rows = SpikeGuard(), [[5.0, 1.0], [6.0, 1.0], [7.0, 1.0]]
-    rank.trainer(max_epochs=1, callbacks=guard).fit(Losses(), DataLoader(torch.tensor(rows)))
-    return guard.state_dict()["values"]
-
-
 def test_a_rank_without_samples_has_no_loss():
+    def fit_uneven(rank):
+        guard, rows = SpikeGuard(), [[5.0, 1.0], [6.0, 1.0], [7.0, 1.0]]
+        rank.trainer(max_epochs=1, callbacks=guard).fit(Losses(), DataLoader(torch.tensor(rows)))
+        return guard.state_dict()["values"]
+
     for values in BACKENDS["ddp"].run(fit_uneven):
         assert values["highest loss"] == [6.0, 7.0]
         assert values["lowest loss"] == [5.0, 7.0]
@@ -234,14 +233,15 @@ def test_a_strategy_whose_step_cant_be_skipped_is_refused(tmp_path, name):
         fit_losses(tmp_path, USUAL, SpikeGuard(), strategy=strategy)
 
 
-def fit_apart(rank):
-    with pytest.raises(UnsupportedError, match=r"^SpikeGuard adds up the gradient's norm .* and Apart lays out some"):
-        rank.trainer(Apart(), max_epochs=1, callbacks=SpikeGuard()).fit(
-            Net(), DataLoader(samples(2, 1)[0], batch_size=2)
-        )
-
-
 def test_parts_of_gradients_that_nobody_knows_are_refused():
+    def fit_apart(rank):
+        with pytest.raises(
+            UnsupportedError, match=r"^SpikeGuard adds up the gradient's norm .* and Apart lays out some"
+        ):
+            rank.trainer(Apart(), max_epochs=1, callbacks=SpikeGuard()).fit(
+                Net(), DataLoader(samples(2, 1)[0], batch_size=2)
+            )
+
     BACKENDS["ddp"].run(fit_apart)
 
 

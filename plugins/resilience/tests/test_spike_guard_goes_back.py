@@ -91,18 +91,17 @@ def test_what_led_to_a_bad_batch_is_left_out_too(tmp_path, case):
     check([with_and_without(Alone(tmp_path), tmp_path, given)], begins, (num, num))
 
 
-class ByEpoch:
-    """A loader that leaves out other batches in each epoch."""
-
-    def __init__(self, batches, leaves_out):
-        self.batches, self.leaves_out = batches, iter(leaves_out)
-
-    def __iter__(self):
-        left_out = next(self.leaves_out)
-        return (batch for number, batch in enumerate(self.batches) if number not in left_out)
-
-
 def test_what_led_to_it_may_be_of_the_epoch_before(tmp_path):
+    class ByEpoch:
+        """A loader that leaves out other batches in each epoch."""
+
+        def __init__(self, batches, leaves_out):
+            self.batches, self.leaves_out = batches, iter(leaves_out)
+
+        def __iter__(self):
+            left_out = next(self.leaves_out)
+            return (batch for number, batch in enumerate(self.batches) if number not in left_out)
+
     data, guard = samples(1), SpikeGuard(least=2, window=8, on_spike="go_back", undo=2)
     bad = data.clone()
     bad[0, 0] = NAN  # in the first epoch no state is from before it
@@ -159,13 +158,12 @@ def test_a_run_that_resumes_leaves_the_same_batches_out(tmp_path):
     assert again.state_dict()["left_out"] == [[0, 9], [0, 10]]
 
 
-class Engine(SingleDeviceStrategy):
-    @property
-    def capabilities(self):
-        return super().capabilities & ~Capability.BIT_EXACT_RESUME
-
-
 def test_what_cant_go_back_says_so(tmp_path):
+    class Engine(SingleDeviceStrategy):
+        @property
+        def capabilities(self):
+            return super().capabilities & ~Capability.BIT_EXACT_RESUME
+
     guard, one = SpikeGuard(on_spike="go_back", undo=5), bad_at()
     with pytest.raises(
         ConfigurationError, match=r"^SpikeGuard\(on_spike='go_back'\) goes back to states that a Memory"

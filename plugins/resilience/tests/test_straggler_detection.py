@@ -166,38 +166,36 @@ def test_the_line_is_named():
     assert str(straggler).endswith(f" Most of that time it is at {straggler.line}.")
 
 
-def spin(rank):
-    class Spinning(Net):
-        def training_step(self, batch):
-            ends_s = time.thread_time() + (0.06 if rank.number == 1 else 0.01)
-            while time.thread_time() < ends_s:
-                pass
-            return self.net(batch.repeat(2, 1)).square().mean()
-
-    detection = StragglerDetection(**QUICK | {"behind": 0.1})
-    trainer = rank.trainer(max_epochs=1, max_steps=NUM_STEPS, callbacks=[detection])
-    trainer.fit(Spinning(""), DataLoader(Samples("")))
-    return [(each.rank, each.phase) for each in detection.stragglers], detection.seconds
-
-
 def test_strategies_that_wait_within_forward_are_compared_by_what_they_compute():
+    def spin(rank):
+        class Spinning(Net):
+            def training_step(self, batch):
+                ends_s = time.thread_time() + (0.06 if rank.number == 1 else 0.01)
+                while time.thread_time() < ends_s:
+                    pass
+                return self.net(batch.repeat(2, 1)).square().mean()
+
+        detection = StragglerDetection(**QUICK | {"behind": 0.1})
+        trainer = rank.trainer(max_epochs=1, max_steps=NUM_STEPS, callbacks=[detection])
+        trainer.fit(Spinning(""), DataLoader(Samples("")))
+        return [(each.rank, each.phase) for each in detection.stragglers], detection.seconds
+
     for found, seconds in SHARDED.run(spin):
         assert found == [(1, "forward")]
         assert 0.01 <= seconds[0]["forward"] < 0.04 < seconds[1]["forward"]
         assert seconds[1]["hooks"] == 0
 
 
-def fit_others(rank):
-    found = []
-    for module in (Manual(), Closure()):
-        detection = StragglerDetection(every_n_steps=1, every_s=0)
-        trainer = rank.trainer(max_epochs=1, callbacks=[detection], limit_val_batches=0)
-        trainer.fit(module, loader())
-        found.append([phase for phase, seconds in detection.seconds[0].items() if seconds])
-    return found
-
-
 def test_phases_that_cant_be_told_apart_arent_measured():
+    def fit_others(rank):
+        found = []
+        for module in (Manual(), Closure()):
+            detection = StragglerDetection(every_n_steps=1, every_s=0)
+            trainer = rank.trainer(max_epochs=1, callbacks=[detection], limit_val_batches=0)
+            trainer.fit(module, loader())
+            found.append([phase for phase, seconds in detection.seconds[0].items() if seconds])
+        return found
+
     assert TWO.run(fit_others) == 2 * [[["data"], ["data", "forward", "backward", "hooks"]]]
 
 
@@ -210,15 +208,14 @@ class Stream(IterableDataset):
             yield torch.ones(2)
 
 
-def read_stream(rank):
-    state.who, detection = 0, StragglerDetection(**QUICK)
-    options = {"accumulate_grad_batches": 2, "use_distributed_sampler": False}
-    trainer = rank.trainer(max_epochs=1, callbacks=[Follow(), detection], **options)
-    trainer.fit(Net(""), DataLoader(Stream()))
-    return [(each.rank, each.phase) for each in detection.stragglers], detection.seconds
-
-
 def test_ranks_that_agree_on_batches_wait_for_who_reads_slowly():
+    def read_stream(rank):
+        state.who, detection = 0, StragglerDetection(**QUICK)
+        options = {"accumulate_grad_batches": 2, "use_distributed_sampler": False}
+        trainer = rank.trainer(max_epochs=1, callbacks=[Follow(), detection], **options)
+        trainer.fit(Net(""), DataLoader(Stream()))
+        return [(each.rank, each.phase) for each in detection.stragglers], detection.seconds
+
     for stragglers, seconds in TWO.run(read_stream):
         assert stragglers == [(0, "data")]
         assert seconds[1]["data"] < 2 * NAP_S
@@ -229,14 +226,13 @@ class Validated(Net):
         state.passed_s += 5 * NAP_S if state.rank == 0 else 0
 
 
-def validate(rank):
-    detection = StragglerDetection(**QUICK)
-    trainer = rank.trainer(max_epochs=1, max_steps=4, val_check_interval=1, callbacks=[Follow(), detection])
-    trainer.fit(Validated(""), DataLoader(Samples("")), DataLoader(torch.ones(2, 2)))
-    return detection.seconds
-
-
 def test_a_validation_is_no_part_of_a_step():
+    def validate(rank):
+        detection = StragglerDetection(**QUICK)
+        trainer = rank.trainer(max_epochs=1, max_steps=4, val_check_interval=1, callbacks=[Follow(), detection])
+        trainer.fit(Validated(""), DataLoader(Samples("")), DataLoader(torch.ones(2, 2)))
+        return detection.seconds
+
     for seconds in TWO.run(validate):
         assert [each["data"] for each in seconds] == [0, 0]  # one comes before each batch
         assert seconds[0]["hooks"] < 5 * NAP_S
@@ -276,22 +272,22 @@ def test_a_gpu_is_measured_in_its_queue():
     assert queued_s < passed_s <= time.perf_counter() - began_s
 
 
-class Elastic(SingleDeviceStrategy):
-    @property
-    def capabilities(self):
-        return super().capabilities | Capability.ELASTIC
-
-
 class Split(Tiny):
     tensor_parallel_plan = {"layer": "rowwise"}
 
 
-def fit_split(rank):
-    with pytest.raises(UnsupportedError, match=r"of 2 ranks of MeshParallelStrategy only 1 do\. Leave the callback"):
-        rank.trainer(max_epochs=1, limit_val_batches=0, callbacks=StragglerDetection()).fit(Split(), loader())
-
-
 def test_ranks_with_different_work_are_refused(tmp_path):
+    class Elastic(SingleDeviceStrategy):
+        @property
+        def capabilities(self):
+            return super().capabilities | Capability.ELASTIC
+
+    def fit_split(rank):
+        with pytest.raises(
+            UnsupportedError, match=r"of 2 ranks of MeshParallelStrategy only 1 do\. Leave the callback"
+        ):
+            rank.trainer(max_epochs=1, limit_val_batches=0, callbacks=StragglerDetection()).fit(Split(), loader())
+
     with pytest.raises(UnsupportedError, match=r"^StragglerDetection compares ranks that step together, and those of"):
         make_trainer(tmp_path, StragglerDetection(), strategy=Elastic("cpu")).fit(Tiny(), loader())
     Backend(lambda: MeshParallelStrategy(tensor=2), num_processes=2, data_parallel_size=1, in_process=True).run(

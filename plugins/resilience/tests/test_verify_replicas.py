@@ -114,17 +114,16 @@ class PerEpoch(VerifyReplicas):
         return super()._compare(strategy, module, step)
 
 
-def fit_accumulated(rank, path):
-    verify, data = PerEpoch(3), loader(48, 2)
-    options = {"callbacks": verify, "accumulate_grad_batches": 2, "limit_val_batches": 0}
-    trainer = rank.trainer(max_steps=5, **options)
-    trainer.fit(Tiny(), data)
-    trainer.save_checkpoint(path)
-    rank.trainer(max_steps=10, **options).fit(Tiny(), data, ckpt_path=path)
-    return verify.steps
-
-
 def test_optimizer_steps_count(tmp_path):
+    def fit_accumulated(rank, path):
+        verify, data = PerEpoch(3), loader(48, 2)
+        options = {"callbacks": verify, "accumulate_grad_batches": 2, "limit_val_batches": 0}
+        trainer = rank.trainer(max_steps=5, **options)
+        trainer.fit(Tiny(), data)
+        trainer.save_checkpoint(path)
+        rank.trainer(max_steps=10, **options).fit(Tiny(), data, ckpt_path=path)
+        return verify.steps
+
     assert TWO.run(fit_accumulated, tmp_path / "one.ckpt") == [[3, 6, 9], [3, 6, 9]]
 
 
@@ -145,13 +144,6 @@ class Chain(Tiny):
         self.layer = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
 
 
-def fit_refused(rank, make, name):
-    trainer = rank.trainer(make(), max_epochs=1, callbacks=VerifyReplicas(1), limit_val_batches=0)
-    with pytest.raises(UnsupportedError, match=rf"^VerifyReplicas compares ranks .* and {name} has none"):
-        trainer.fit(Chain(), loader())
-    return trainer.global_step
-
-
 @pytest.mark.parametrize(
     ("make", "name"),
     [
@@ -161,6 +153,12 @@ def fit_refused(rank, make, name):
     ],
 )
 def test_strategies_whose_ranks_differ_are_refused(make, name):
+    def fit_refused(rank, make, name):
+        trainer = rank.trainer(make(), max_epochs=1, callbacks=VerifyReplicas(1), limit_val_batches=0)
+        with pytest.raises(UnsupportedError, match=rf"^VerifyReplicas compares ranks .* and {name} has none"):
+            trainer.fit(Chain(), loader())
+        return trainer.global_step
+
     assert TWO.run(fit_refused, make, name) == [0, 0]
 
 

@@ -63,11 +63,6 @@ def test_it_goes_back_to_where_all_were_alike(tmp_path, strategy, every, begins)
     assert backend.run(damaged_and_not, tmp_path, every) == [([0, begins], [9])] * backend.num_processes
 
 
-def damaged_in_vain(rank, folder, step, match):
-    with pytest.raises(ReplicasDifferError, match=match):
-        damaged(rank, folder, step, -1)
-
-
 @pytest.mark.parametrize(
     ("step", "match"),
     [
@@ -76,6 +71,10 @@ def damaged_in_vain(rank, folder, step, match):
     ],
 )
 def test_where_it_cant_go_back_it_ends(tmp_path, step, match):
+    def damaged_in_vain(rank, folder, step, match):
+        with pytest.raises(ReplicasDifferError, match=match):
+            damaged(rank, folder, step, -1)
+
     BACKENDS["ddp"].run(damaged_in_vain, tmp_path, step, match)
 
 

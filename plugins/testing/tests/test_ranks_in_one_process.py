@@ -69,20 +69,19 @@ def test_ranks_hear_what_they_would_over_gloo():
     assert not dist.is_initialized()
 
 
-def change_all(folder, given):
-    given.append(number())
-    os.chdir(folder / str(number()))
-    torch.set_default_dtype(torch.float64 if number() else torch.float32)
-    torch.manual_seed(number())
-    dist.barrier()
-    return given, os.path.basename(os.getcwd()), torch.ones(()).dtype, torch.rand(()).item() == first_draw(number())
-
-
 def first_draw(seed):
     return torch.rand((), generator=torch.Generator().manual_seed(seed)).item()
 
 
 def test_each_rank_has_its_own_and_the_process_is_as_before(tmp_path):
+    def change_all(folder, given):
+        given.append(number())
+        os.chdir(folder / str(number()))
+        torch.set_default_dtype(torch.float64 if number() else torch.float32)
+        torch.manual_seed(number())
+        dist.barrier()
+        return given, os.path.basename(os.getcwd()), torch.ones(()).dtype, torch.rand(()).item() == first_draw(number())
+
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
     given, before = [], (os.getcwd(), torch.get_default_dtype(), torch.get_rng_state().tolist(), dict(os.environ))

@@ -12,7 +12,17 @@ from core_testing import programs
 from core_testing.scripts import run_forked, run_script
 from core_testing.spare import CAN_ADOPT
 
-LOOK = """
+STATE = """
+import sys, torch
+assert "LEFT" not in vars(torch)
+torch.LEFT = sys.argv
+raise ValueError("had enough")
+"""
+KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_a_forked_script_finds_what_a_new_interpreter_gives(tmp_path, monkeypatch):
+    LOOK = """
 import atexit, json, os, sys
 
 def main():
@@ -25,44 +35,6 @@ if __name__ == "__main__":
     main()
     sys.exit(json.loads(sys.argv[1])[0])
 """
-STATE = """
-import sys, torch
-assert "LEFT" not in vars(torch)
-torch.LEFT = sys.argv
-raise ValueError("had enough")
-"""
-KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-STARTS = """
-import json, multiprocessing, os, signal, subprocess, sys
-
-def look():
-    return [sys.argv, os.getppid(), os.environ["OMP_NUM_THREADS"], "left" in vars(sys), "torch" in sys.modules]
-
-def main():
-    sys.left = True
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
-    source = "import os, signal, sys, warnings; os.write(int(sys.argv[1]), sys.stdin.read().encode()); " \\
-        "print(os.getppid(), os.getsid(0) == os.getpid(), os.getcwd(), 'left' in vars(sys), 'torch' in sys.modules, " \\
-        "signal.getsignal(signal.SIGUSR1), *map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))); " \\
-        "warnings.warn('odd')"
-    reading, writing = os.pipe()
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", source, str(writing)],
-        input="asked", capture_output=True, text=True, pass_fds=[writing], cwd="/", start_new_session=True)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        spawned = pool.apply(look)
-    ended = subprocess.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]).returncode
-    print(json.dumps([os.getpid(), os.read(reading, 9).decode(), done.returncode, done.stdout.split(),
-                      done.stderr.splitlines()[-1], spawned, ended]))
-
-if __name__ == "__main__":
-    main()
-"""
-HANG = "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(60)"
-
-
-def test_a_forked_script_finds_what_a_new_interpreter_gives(tmp_path, monkeypatch):
     monkeypatch.setenv("LEFT_BY_A_TEST", "1")
     found = [run(tmp_path / "look.py", LOOK, [3], timeout_s=60) for run in (run_script, run_forked)]
     assert [done.returncode for done in found] == [3, 3]
@@ -102,6 +74,7 @@ def test_a_forked_script_ends_as_in_a_new_interpreter(tmp_path, text):
 
 @pytest.mark.slow
 def test_a_forked_script_that_hangs_is_killed(tmp_path):
+    HANG = "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(60)"
     run_forked(tmp_path / "state.py", STATE, [], timeout_s=60)  # the server has started
     with pytest.raises(subprocess.TimeoutExpired):
         run_forked(tmp_path / "hang.py", HANG, [], timeout_s=3)
@@ -125,6 +98,33 @@ def test_programs_run_side_by_side_each_with_its_own_variables_output_and_end(tm
 
 @pytest.mark.parametrize("forks_others", [True, False])
 def test_what_a_forked_script_starts_is_its_child_and_new(tmp_path, forks_others):
+    STARTS = """
+import json, multiprocessing, os, signal, subprocess, sys
+
+def look():
+    return [sys.argv, os.getppid(), os.environ["OMP_NUM_THREADS"], "left" in vars(sys), "torch" in sys.modules]
+
+def main():
+    sys.left = True
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    source = "import os, signal, sys, warnings; os.write(int(sys.argv[1]), sys.stdin.read().encode()); " \\
+        "print(os.getppid(), os.getsid(0) == os.getpid(), os.getcwd(), 'left' in vars(sys), 'torch' in sys.modules, " \\
+        "signal.getsignal(signal.SIGUSR1), *map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))); " \\
+        "warnings.warn('odd')"
+    reading, writing = os.pipe()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", source, str(writing)],
+        input="asked", capture_output=True, text=True, pass_fds=[writing], cwd="/", start_new_session=True)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        spawned = pool.apply(look)
+    ended = subprocess.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]).returncode
+    print(json.dumps([os.getpid(), os.read(reading, 9).decode(), done.returncode, done.stdout.split(),
+                      done.stderr.splitlines()[-1], spawned, ended]))
+
+if __name__ == "__main__":
+    main()
+"""
     (tmp_path / "starts.py").write_text(STARTS)
     command = [sys.executable, tmp_path / "starts.py", "x"]
     done = programs.run(command, forks_others=forks_others, env=os.environ | {"OMP_NUM_THREADS": "3"})

@@ -17,20 +17,19 @@ def eager(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **unused: function)
 
 
-class Large(nn.Module):
-    """Torchao keeps states of fewer than 4096 values as they are."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(64, 64)
-
-    def forward(self, inputs):
-        return self.layer(inputs)
-
-
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("optimizer", ["Adam4bit", "Adam8bit", "AdamFp8", "AdamW4bit", "AdamW8bit", "AdamWFp8"])
 def test_states_of_few_bits_are_in_no_checkpoint(tmp_path, optimizer):
+    class Large(nn.Module):
+        """Torchao keeps states of fewer than 4096 values as they are."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, inputs):
+            return self.layer(inputs)
+
     module = Large()
     fabric = Fabric(accelerator="cpu", devices=1)
     of_torchao = getattr(importlib.import_module("torchao.optim"), optimizer)(module.parameters())

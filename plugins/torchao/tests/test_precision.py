@@ -63,7 +63,9 @@ def adds_up():
     return int(torch._int_mm(*torch.full((2, 64, 64), 127, dtype=torch.int8))[0, 0]) == 64 * 127**2
 
 
-PROGRAM = """
+@pytest.mark.slow
+def test_a_processor_whose_products_saturate_is_refused():
+    PROGRAM = """
 import torch
 from core import ConfigurationError, Fabric
 for precision in ("int8-dynamic", "int8-weight-only"):
@@ -74,10 +76,6 @@ for precision in ("int8-dynamic", "int8-weight-only"):
     else:
         print(precision, "is taken", torch._int_mm(*torch.full((2, 64, 64), 127, dtype=torch.int8))[0, 0].item())
 """
-
-
-@pytest.mark.slow
-def test_a_processor_whose_products_saturate_is_refused():
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     ran = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
     first, second = ran.stdout.splitlines()

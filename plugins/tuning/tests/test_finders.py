@@ -231,16 +231,15 @@ def test_another_error_is_no_lack_of_memory(tmp_path):
         Tuner(make_trainer(tmp_path)).scale_batch_size(module)
 
 
-def search_on_ranks(root):
-    module = Net(limit=34)
-    rate, size = LearningRateFinder(num_training_steps=20), BatchSizeFinder("binsearch")
-    found = fit(root, module, size, rate, strategy="ddp", devices=2)
-    started = Net(module.lr)
-    started.batch_size = module.batch_size
-    return module.lr, module.batch_size, found == fit(root, started, strategy="ddp", devices=2)
-
-
 def test_ranks_agree(tmp_path):
+    def search_on_ranks(root):
+        module = Net(limit=34)
+        rate, size = LearningRateFinder(num_training_steps=20), BatchSizeFinder("binsearch")
+        found = fit(root, module, size, rate, strategy="ddp", devices=2)
+        started = Net(module.lr)
+        started.batch_size = module.batch_size
+        return module.lr, module.batch_size, found == fit(root, started, strategy="ddp", devices=2)
+
     first, second = in_one_process(search_on_ranks, tmp_path)
     assert first == second
     assert first[0] != 0.003

@@ -114,45 +114,44 @@ def test_what_a_killed_process_left_is_replaced(fabric, tmp_path):
     assert names_in(tmp_path) == ["latest.safetensors", "weights-2.safetensors"]
 
 
-class Fresh(Source):
-    """Makes each tensor when it is asked for, by when the one before has to be gone."""
-
-    def __iter__(self):
-        self.last = lambda: None
-        for name, kept in self.tensors.items():
-            assert self.last() is None, f"the tensor before {name!r} is still there"
-            made = [kept.clone()]
-            self.last = weakref.ref(made[0])
-            yield name, made.pop()
-
-
 def test_one_tensor_is_there_at_a_time(fabric, tmp_path):
+    class Fresh(Source):
+        """Makes each tensor when it is asked for, by when the one before has to be gone."""
+
+        def __iter__(self):
+            self.last = lambda: None
+            for name, kept in self.tensors.items():
+                assert self.last() is None, f"the tensor before {name!r} is still there"
+                made = [kept.clone()]
+                self.last = weakref.ref(made[0])
+                yield name, made.pop()
+
     FolderSink(tmp_path).send(fabric, Fresh(a=torch.ones(2), b=torch.ones(2), c=torch.ones(2)))
     assert read(tmp_path / "latest.safetensors")[1].keys() == {"a", "b", "c"}
 
 
-def send_to_a_full_disk(rank, folder):
-    """Send a version, another while rank 0 can't write so much, and one more. What each rank raised."""
-    fabric = rank.fabric()
-    model = fabric.setup(nn.Sequential(*(nn.Linear(20, 20) for _ in range(4))))
-    stream, sink = fabric.weights(model), FolderSink(folder)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)  # of both ranks: they are in one process
-    sink.send(fabric, stream)
-    if fabric.is_global_zero:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
-    try:
-        sink.send(fabric, stream)
-    except Exception as error:
-        caught = (type(error), str(error), names_in(folder))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    fabric.barrier()
-    sink.send(fabric, stream)
-    return caught
-
-
 def test_a_full_disk_is_one_error_on_all_ranks(tmp_path):
     """Rank 1 has to give its parts of the tensors that rank 0 can't write, or both would wait."""
+
+    def send_to_a_full_disk(rank, folder):
+        """Send a version, another while rank 0 can't write so much, and one more. What each rank raised."""
+        fabric = rank.fabric()
+        model = fabric.setup(nn.Sequential(*(nn.Linear(20, 20) for _ in range(4))))
+        stream, sink = fabric.weights(model), FolderSink(folder)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)  # of both ranks: they are in one process
+        sink.send(fabric, stream)
+        if fabric.is_global_zero:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
+        try:
+            sink.send(fabric, stream)
+        except Exception as error:
+            caught = (type(error), str(error), names_in(folder))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        fabric.barrier()
+        sink.send(fabric, stream)
+        return caught
+
     results = Backend(lambda: "fsdp", num_processes=2, in_process=True).run(send_to_a_full_disk, tmp_path)
     for rank, (kind, text, names) in enumerate(results):
         assert kind is CheckpointError

@@ -73,13 +73,12 @@ def test_a_dtype_or_a_stream_of_your_own(tmp_path):
     assert sink.versions == [0, 1, 0, 1, 2, 3, 4]
 
 
-class Failing(Tiny):
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        if batch_idx == 1:
-            raise OSError("no more data")
-
-
 def test_the_sink_learns_of_an_error(tmp_path):
+    class Failing(Tiny):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if batch_idx == 1:
+                raise OSError("no more data")
+
     sink = Record()
     with pytest.raises(OSError, match="no more data"):
         fit(tmp_path, PushWeights(sink), Failing())

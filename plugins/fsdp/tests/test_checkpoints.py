@@ -1,20 +1,17 @@
-"""A checkpoint of one strategy resumes under another: losses equal those of one uninterrupted run."""
-
-import functools
+"""What ranks write of shards: a file that looks the same whoever wrote it, each thing once, and loads in place."""
 
 import pytest
 import torch
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from core import Callback, Fabric
+from core import Fabric
 from core.checkpoint import load_checkpoint
 from core_fsdp import FSDPStrategy, ModelParallelStrategy
 from core_testing import Backend
 from core_testing.ranks import end_kept_ranks
-from support.sharded_training import CASES, Block, Net, Recorder, WholeWeights, make_loader
+from support.sharded_training import CASES, Block, Net, make_loader
+from support.small_nets import At
 
-NUM_STEPS, HALF = 8, 4
-CASE = CASES["tied"]
 units = {"start_method": "fork", "auto_wrap_policy": {Block}}
 
 WAYS = {
@@ -25,47 +22,10 @@ WAYS = {
 }
 
 
-class SteppedNet(Net):
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95), "interval": "step"}]
-
-
-def fit(way, max_steps, ckpt_path=None, storage=None, save_to=None):
-    """Losses and whole weights."""
-    return ranks_of(way).run(fit_on, max_steps, ckpt_path, storage, save_to)[0]
-
-
 def ranks_of(way):
     """They stay for the next run in this way."""
     make, devices, data_parallel_size = WAYS[way]
     return Backend(make, "cpu", devices, data_parallel_size, kept_for=(__name__, way))
-
-
-def fit_on(rank, max_steps, ckpt_path, storage, save_to):
-    torch.manual_seed(11)
-    module, recorder, whole = SteppedNet(CASE), Recorder(), WholeWeights()
-    options = {"precision": "64-true", "max_epochs": 1, "max_steps": max_steps}
-    plugins = [rank.environment, *filter(None, [storage])]
-    trainer = rank.trainer(**options, plugins=plugins, callbacks=[recorder, Saver(save_to), whole])
-    trainer.fit(module, make_loader(rank.backend.data_parallel_size, NUM_STEPS), ckpt_path=ckpt_path)
-    return recorder.losses, whole.weights
-
-
-class Saver(Callback):
-    """Saves on every rank, when the last step has been made."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_end(self, trainer, module):
-        if self.path is not None:
-            trainer.save_checkpoint(self.path)
-
-
-@functools.cache
-def uninterrupted(way):
-    return fit(way, -1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,49 +34,19 @@ def _ranks_end():
     end_kept_ranks()
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    @functools.cache
-    def save(way, storage):
-        path = tmp_path_factory.mktemp(way) / "half.ckpt"
-        return path, fit(way, HALF, storage=storage, save_to=path)[0]
-
-    return save
-
-
-# A folder that every rank writes its shards into, and one file of whole tensors.
-PAIRS = [("distributed", writer, reader) for writer in WAYS for reader in WAYS]
-PAIRS += [("torch", "fsdp", reader) for reader in WAYS] + [("torch", writer, "fsdp") for writer in ("ddp", "tensor")]
-# What shares nearly all calls with another pair isn't among the quick tests.
-QUICK = {("distributed", writer, "fsdp") for writer in WAYS} | {("distributed", "fsdp", reader) for reader in WAYS}
-QUICK |= {("distributed", "tensor", "tensor"), ("torch", "fsdp", "single_device")}
-
-
-@pytest.mark.parametrize(
-    ("storage", "writer", "reader"),
-    [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in PAIRS],
-)
-def test_a_run_goes_on_under_another_strategy(saved, storage, writer, reader):
-    path, first_losses = saved(writer, storage)
-    losses, weights = fit(reader, -1, path, storage)
-    expected_losses, expected_weights = uninterrupted("single_device")
-    scale = max(value.abs().max().item() for value in expected_weights.values())
-    # The recorder's own losses are restored with it, so the second run has all of them.
-    assert losses == pytest.approx(expected_losses, rel=1e-9)
-    assert losses[:HALF] == first_losses
-    for name, expected in expected_weights.items():
-        assert (weights[name] - expected).abs().max().item() <= 1e-10 * scale, name
-    if writer == reader:
-        assert losses == uninterrupted(reader)[0]  # bit for bit
+def fit_and_save(rank, path):
+    """One file, of three steps."""
+    torch.manual_seed(11)
+    saves = At("on_train_end", lambda module: module.trainer.save_checkpoint(path))
+    options = {"precision": "64-true", "max_steps": 3, "plugins": [rank.environment, "torch"], "callbacks": saves}
+    rank.trainer(**options).fit(Net(CASES["tied"]), make_loader(rank.backend.data_parallel_size))
 
 
 @pytest.mark.parametrize("writer", ["ddp", "fsdp", "tensor"])
 def test_a_file_looks_the_same_whoever_wrote_it(tmp_path, writer):
-    def states(way):
-        fit(way, 3, storage="torch", save_to=tmp_path / f"{way}.ckpt")
-        return torch.load(tmp_path / f"{way}.ckpt", weights_only=True)
-
-    expected, found = states("single_device"), states(writer)
+    for way in ("single_device", writer):
+        ranks_of(way).run(fit_and_save, tmp_path / way)
+    expected, found = (torch.load(tmp_path / way, weights_only=True) for way in ("single_device", writer))
     assert list(expected["model"]) == list(found["model"])
     assert found["model"]["head.weight"].data_ptr() == found["model"]["embedding.weight"].data_ptr()
     ours, theirs = expected["optimizers"][0]["state"], found["optimizers"][0]["state"]

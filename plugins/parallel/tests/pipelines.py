@@ -71,16 +71,3 @@ def loader(num_samples, batch_size):
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(num_samples, 6, generator=generator, dtype=torch.float64)
     return DataLoader(TensorDataset(inputs, inputs.sin()[:, :2]), batch_size=batch_size)
-
-
-def run(rank, num_samples, noise=0.1, **options):
-    """All stages: weights, values of steps and epochs, and predictions in the order of the data."""
-    seen, module = Seen(), Net(noise)
-    torch.manual_seed(5 + rank.number)  # ranks of a pipeline share the state of their first
-    trainer = rank.trainer(max_epochs=2, callbacks=seen, **options)
-    batches = loader(num_samples, 8 // rank.backend.data_parallel_size)
-    trainer.fit(module, batches, batches)
-    fitted = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    tested = trainer.test(module, batches)
-    predicted = trainer.predict(module, batches)
-    return seen.weights, seen.steps, fitted, tested, torch.cat(predicted)

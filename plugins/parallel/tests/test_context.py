@@ -28,14 +28,6 @@ class _Local(Net):
         return super().forward(words, torch.arange(words.shape[1]).expand_as(words))
 
 
-class _Zeros(_Local):
-    """Its positions make no difference, until they are learned."""
-
-    def __init__(self):
-        super().__init__()
-        nn.init.zeros_(self.start.place.weight)
-
-
 class _Mean(Net):
     def forward(self, words, places):
         return super().forward(words, places).mean()
@@ -99,45 +91,29 @@ class _Counting(_Looks):
         self.num_words += words.numel()
 
 
-class _Caching(_Looks):
-    def look(self, words, answer):
-        self.blocks[0].last_words = words
-
-
 class _NoSequence(Net):
     def forward(self, words, places):
         return functional.linear(words.float(), torch.zeros(2, 8))
 
 
-class _Mixing(Net):
-    """Looks at neighbours, of which parts of a sequence lack one, if it is time to."""
+class _Gated(Net):
+    """Looks at neighbours, of which parts of a sequence lack one, once it has learned to."""
 
     def __init__(self):
         super().__init__()
         self.gate = nn.Parameter(torch.zeros(1))
-        self.fades_in = 0.0
 
-    def mixes(self, words, places):
-        return self.fades_in
+    def mixes(self):
+        return self.gate
 
     def forward(self, words, places):
         answer = super().forward(words, places)
-        return answer + self.mixes(words, places) * answer.roll(1, 1)
+        return answer + self.mixes() * answer.roll(1, 1)
 
 
-class _InTraining(_Mixing):
-    def mixes(self, words, places):
+class _InTraining(_Gated):
+    def mixes(self):
         return float(self.training)
-
-
-class _WhenLong(_Mixing):
-    def mixes(self, words, places):
-        return float(words.shape[1] > 4)
-
-
-class _Gated(_Mixing):
-    def mixes(self, words, places):
-        return self.gate
 
 
 class _Packed(Net):
@@ -182,17 +158,6 @@ def _in_evaluation(model, net):
     _once(model, net)
 
 
-def _with_more(model, net):
-    model(*words_of(3, 4))
-    _once(model, net)
-
-
-def _later(model, net):
-    _once(model, net)
-    net.fades_in = 0.5
-    _once(model, net)
-
-
 def _with_borders(model, net):
     _once(model, net)
     words, places = words_of(3, 8)
@@ -204,11 +169,9 @@ _AT_FIRST = {
     _NoSequence: (_once, "Each of 2 ranks called _NoSequence with a part of dim 1, .* name its dim by context_dim="),
     _Average: (_once, "^_Average changes 'mean' in itself, and to other values where each of 2 ranks has a part"),
     _Counting: (_once, "^_Counting changes 'num_words' in itself"),
-    _Caching: (_once, r"^_Caching changes 'blocks\.0\.last_words' in itself"),
     _Keeps: (_once, "_Keeps keeps a tensor with a graph in its attribute 'balance'.* or of a part of the sequence"),
     _Logs: (_once, r"self\.log\('mean'\) was called by a part of the model, of which this rank computes its own alone"),
     _Local: (_once, f"_Local {_OTHER} .* Positions must be"),
-    _Zeros: (_once, f"_Zeros {_OTHER}"),
     _Mean: (_once, r"_Mean returned a tensor of shape \(\), whose dim 1 isn't the 4 positions of this rank"),
     _Masked: (_once, r"of shape \(4, 4\), .* this rank's 4 of 8 positions .* \(\.\.\., 8, 8\) or \(samples, 8\)"),
     _Odd: (_once, r"context=2 doesn't divide its heads .*context_attention='gather'"),
@@ -218,8 +181,6 @@ _AT_FIRST = {
 }
 _LATER = {
     _InTraining: (_in_evaluation, f"_InTraining {_OTHER}"),
-    _WhenLong: (_with_more, f"_WhenLong {_OTHER}"),
-    _Mixing: (_later, f"_Mixing {_OTHER}"),
     _Gated: (_once, f"_Gated {_OTHER}"),
     _Packed: (_with_borders, f"_Packed {_OTHER}"),
     _KeepsLater: (_twice, "_KeepsLater keeps a tensor with a graph in its attribute 'loss'"),

@@ -1,13 +1,10 @@
 """Each rank of a tensor group drops other places of its part of the values, and all the same ones of whole values."""
 
-import pytest
 import torch
-from language import ALONE, WIDTH, Stacked, on
+from language import ALONE, WIDTH, Adapter, Stacked, on, refusal
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-
-from core import CoreError
 
 
 class Block(nn.Module):
@@ -74,31 +71,20 @@ def test_where_parts_are_not_dropped_all_is_drawn_as_on_one_device():
         assert torch.equal(after, expected_after)
 
 
-class DropsWhole(Net):
-    """A block that drops its input behind the first cut layer."""
-
-    def __init__(self):
-        super().__init__(0.0)
-        self.blocks = nn.ModuleList([_DropsWhole(0.0)])
-
-    def forward(self, x):
-        return self.blocks[0](x)
-
-
 class _DropsWhole(Block):
+    """Drops its input behind the first cut layer."""
+
     def forward(self, x):
         up = self.up(x)
         return functional.dropout(x, 0.5, self.training) + self.down(up)
 
 
-class Adapted(nn.Module):
+class _Adapted(Adapter):
     """A layer with an adapter that drops what it is given, as peft's."""
 
     def __init__(self):
-        super().__init__()
-        self.base_layer, self.masks = nn.Linear(WIDTH, WIDTH), []
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(WIDTH, 2, bias=False)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, WIDTH, bias=False)})
+        super().__init__(nn.Linear(WIDTH, WIDTH))
+        self.masks = []
 
     def forward(self, x):
         mask = functional.dropout(torch.ones_like(x), 0.5, self.training)
@@ -108,60 +94,53 @@ class Adapted(nn.Module):
 
 
 class _Adapting(nn.Module):
+    """Three layers with adapters."""
+
+    tensor_parallel_plan = {"left": "colwise", "right": "colwise", "down": "rowwise"}
+
     def __init__(self):
         super().__init__()
-        self.left, self.right, self.down = Adapted(), Adapted(), Adapted()
+        self.left, self.right, self.down = _Adapted(), _Adapted(), _Adapted()
 
     def forward(self, x):
         return self.down(self.left(x) * self.right(x))
 
 
-class AdaptedNet(nn.Module):
-    """Three layers with adapters."""
-
-    tensor_parallel_plan = {"block.left": "colwise", "block.right": "colwise", "block.down": "rowwise"}
-
-    def __init__(self):
-        super().__init__()
-        self.block = _Adapting()
-
-    def forward(self, x):
-        return self.block(x)
-
-
 def _adapt(rank):
     fabric = rank.fabric()
     torch.manual_seed(3)
-    net = AdaptedNet()
+    net = _Adapting()
     fabric.backward(fabric.setup(net)(torch.ones(4, WIDTH)).sum())
     fabric.teardown()
-    return [part.masks[0] for part in (net.block.left, net.block.right, net.block.down)]
+    return [part.masks[0] for part in (net.left, net.right, net.down)]
 
 
 def test_adapters_drop_the_same_of_whole_inputs_and_other_places_of_parts():
-    (left, right, down), others = on(tensor=2).run(_adapt)
+    (left, right, down), others = on(in_process=True, tensor=2).run(_adapt)
     assert torch.equal(left, others[0])
     assert torch.equal(right, others[1])
     assert down.shape == (4, WIDTH // 2)
     assert not torch.equal(down, others[2])
 
 
-def _attempt(rank):
-    fabric = rank.fabric()
-    with pytest.raises(CoreError) as caught:
-        fabric.setup(DropsWhole())(torch.ones(4, WIDTH))
-    fabric.teardown()
-    return str(caught.value)
-
-
 def test_whole_values_that_are_dropped_between_cut_layers_are_refused():
-    for error in on(in_process=True, tensor=2).run(_attempt):
+    def make():
+        net = Net(0.0)
+        net.blocks[0] = _DropsWhole(0.0)
+        return net
+
+    for error in on(in_process=True, tensor=2).run(refusal, make, lambda model, net: model(torch.ones(4, WIDTH))):
         assert error.startswith("_DropsWhole 'blocks.0' drops some of what all ranks of a tensor group have whole")
 
 
-class Mixture(nn.Module):
+class _Dropping(Stacked):
     """Experts that drop, of which one rank has more tokens than the other."""
 
+    def forward(self, tokens, numbers, weights):
+        return super().forward(functional.dropout(tokens, 0.5, self.training), numbers, weights)
+
+
+class _Mixture(nn.Module):
     tensor_parallel_plan = {"experts": "moe_tp_experts"}
 
     def __init__(self):
@@ -174,14 +153,9 @@ class Mixture(nn.Module):
         return self.experts(x, numbers, torch.ones(len(x), 1))
 
 
-class _Dropping(Stacked):
-    def forward(self, tokens, numbers, weights):
-        return super().forward(functional.dropout(tokens, 0.5, self.training), numbers, weights)
-
-
 def _mix(rank):
     fabric = rank.fabric()
-    model = fabric.setup(Mixture())
+    model = fabric.setup(_Mixture())
     torch.manual_seed(3)
     fabric.backward(model(torch.ones(5, WIDTH)).sum())
     fabric.teardown()

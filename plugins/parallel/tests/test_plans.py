@@ -416,26 +416,8 @@ def train_scheduled(rank):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
-def test_models_of_transformers_are_their_parts(name):
-    user, ids = build(name), words()
-    layout = Layout(user, parts.cut(user, 3), 3, 0)
-    assert [len(stage) for stage in layout.cut.stages] == [2, 1, 3]
-    assert layout.cut.replay is not None
-    mask = torch.ones_like(ids).triu()
-    found = layout.cut.replay.around(layout.fold, (ids, mask), {"labels": ids})
-    expected = user(ids, mask, labels=ids)
-    assert torch.equal(found.logits, expected.logits)
-    assert torch.equal(found.loss, expected.loss)
-
-
-@pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize(
-    # The other schedules run the same stages: test_schedules.py has them all.
-    "schedule",
-    [None, "1F1B", pytest.param("ZBVZeroBubble", marks=pytest.mark.exhaustive)],
-)
+@pytest.mark.parametrize("schedule", [None, "1F1B"])  # the others run the same stages: test_schedules.py has them
 def test_models_of_transformers_equal_one_device(schedule):
     pytest.importorskip("transformers", reason=_NEEDED)
     strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule)
@@ -462,21 +444,4 @@ def test_a_student_is_cut_and_its_teacher_stays_whole(schedule):
     pytest.importorskip("transformers", reason=_NEEDED)
     strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule, parts=["model"])
     found, expected = Backend(strategy, "cpu", 2, 1).run(train_a_student)[0], ALONE.run(train_a_student)[0]
-    assert_equal_tensors(found, expected, 1e-12)
-
-
-def train_in_shares(rank):
-    """The weights, where each of a strategy's shares has a part of every batch."""
-    seen = Seen()
-    trainer = rank.trainer(callbacks=seen, max_epochs=2, limit_val_batches=0)
-    trainer.fit(OfLogits("Llama"), texts(14, 4 // trainer.strategy.data_parallel_size))
-    return seen.weights
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", [None, "1F1B"])
-def test_stages_of_models_of_transformers_in_shards_equal_one_device(schedule):
-    pytest.importorskip("transformers", reason=_NEEDED)
-    strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule, data=1, shard=2)
-    found, expected = Backend(strategy, "cpu", 4, 1).run(train_in_shares)[0], ALONE.run(train_in_shares)[0]
     assert_equal_tensors(found, expected, 1e-12)

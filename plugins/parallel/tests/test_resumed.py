@@ -4,10 +4,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 from language import ALONE, MixtureNet, Step, on, train
 
-from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from core_testing.ranks import Backend
 from core_testing.training import assert_equal_tensors
@@ -50,26 +49,3 @@ def test_a_run_goes_on_as_on_one_device(source, target, make, form, tmp_path):
     weights, _ = target.run(partial(train, make=make, ckpt_path=tmp_path / "step.ckpt", max_steps=5))[0]
     expected, _ = ALONE.run(partial(train, make=make, max_steps=5))[0]
     assert_equal_tensors(weights, expected, 1e-12)
-
-
-@pytest.mark.parametrize(
-    ("ways", "make"),
-    [
-        ([_STAGES_OF_LAYERS, _ONE, _STAGES_OF_LAYERS], Step),
-        ([on(pipeline=2, shard=2, schedule="1F1B"), _DDP, on(pipeline=2, shard=2, schedule="1F1B")], Step),
-        ([_EXPERTS, _DDP, _COPIES, _ONE, _EXPERTS], _MIXTURE),
-    ],
-    ids=["stages of layers", "stages of shards", "experts"],
-)
-def test_state_goes_round_the_strategies_bit_for_bit(ways, make, tmp_path):
-    paths = [tmp_path / f"{number}.ckpt" for number in range(len(ways))]
-    ways[0].run(partial(train, make=make, path=paths[0], max_steps=3))
-    for number, backend in enumerate(ways[1:]):
-        backend.run(partial(train, make=make, ckpt_path=paths[number], path=paths[number + 1], max_steps=3))
-    first, *others = map(load_checkpoint, paths)
-    for other in others:
-        assert not [name for name, value in first["model"].items() if not torch.equal(value, other["model"][name])]
-        moments, found = (checkpoint["optimizers"][0]["state"] for checkpoint in (first, other))
-        assert moments.keys() == found.keys() == dict(make().named_parameters()).keys()
-        for name, entry in moments.items():
-            assert all(torch.equal(value, found[name][key]) for key, value in entry.items()), name

@@ -1,6 +1,5 @@
 """What would train wrong without a word is refused by name, or computed as on one device."""
 
-import re
 from functools import partial
 from unittest import mock
 
@@ -138,25 +137,16 @@ def _with_hooks(rank):
     found["fsdp later"] = _Fails(rank, FSDPStrategy()).fit(_HookedLater(), words(8, 16))
     for name in ("fsdp", "tensor", "shard", "context"):
         found[f"{name} at the third batch"] = _Fails(rank, made[name]()).fit(_HookedAtThird(), words(4, 32))
-    stages = Stages(0.0)
-    stages.head.weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
-    found["pipeline"] = _Fails(rank, MeshParallelStrategy(pipeline=2)).fit(stages, _stage_batches())
     return found
-
-
-def _stage_batches():
-    inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return DataLoader(TensorDataset(inputs, inputs[:, :2]), 8)
 
 
 @pytest.mark.slow
 def test_hooks_of_parameters_are_refused_by_name_where_they_see_no_whole_gradient():
-    found = Backend(MeshParallelStrategy, "cpu", 2, 1).run(_with_hooks)[0]
+    found = _on_two.run(_with_hooks)[0]
     carried = {"ddp register_hook", "data register_hook"}  # a gradient of a rank's own data, as under torch's DDP
     assert {name for name, message in found.items() if message is None} == carried
     for name, message in found.items():
-        expected = "'head.weight' of" if name == "pipeline" else r"'net.start.embed.weight' of"
-        assert message is None or re.match(expected, message), (name, message)
+        assert message is None or message.startswith("'net.start.embed.weight' of"), (name, message)
 
 
 class _Around(Step):

@@ -101,45 +101,23 @@ def test_ranks_talk_in_every_step_of_an_interval(interval, expected):
 
 
 def left_out(rank):
-    """The rest of a gradient that compression leaves out, after one that isn't finite, and when it is put back."""
+    """The rest of a gradient that compression leaves out, and after one that isn't finite."""
     fabric, layer = rank.fabric(BaguaStrategy("bytegrad")), nn.Linear(300, 1, bias=False)
     model, _ = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.0))
     inputs = torch.linspace(0, 1 + rank.number, 300).square()[None]
     fabric.backward(model(inputs).sum())
-    kept = {name: rest.clone() for name, rest in fabric.strategy.rank_state_dict()["rest"].items()}
+    largest = fabric.strategy.rank_state_dict()["rest"]["weight"].abs().max().item()
     layer.weight.grad = None
     fabric.backward(model(inputs * float("inf")).nansum())
     after = fabric.strategy.rank_state_dict()["rest"]["weight"]
-    fabric.strategy.load_rank_state_dict({"algorithm": "bytegrad", "rest": kept})
-    again = fabric.strategy.rank_state_dict()["rest"]["weight"]
     fabric.teardown()
-    return kept["weight"].abs().max().item(), bool(after.isfinite().all()), torch.equal(again, kept["weight"])
+    return largest, bool(after.isfinite().all())
 
 
-def test_the_rest_of_a_compression_is_kept_finite_and_restored():
-    for largest, is_finite, is_restored in TWO.run(left_out):
+def test_the_rest_of_a_compression_is_kept_finite():
+    for largest, is_finite in TWO.run(left_out):
         assert 0 < largest < 0.02
         assert is_finite
-        assert is_restored
-
-
-def mean_of_messages(rank):
-    """How far the mean of eighty exchanges of the same gradients is from their mean."""
-    fabric, layer = rank.fabric(BaguaStrategy("bytegrad")), nn.Linear(64, 1, bias=False)
-    model, _ = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.0))
-    inputs = [torch.rand(1, 64, generator=torch.Generator().manual_seed(each)) * (1 + 9 * each) for each in (0, 1)]
-    total = torch.zeros(1, 64)
-    for _ in range(80):
-        layer.weight.grad = None
-        fabric.backward(model(inputs[rank.number]).sum())
-        total += layer.weight.grad
-    fabric.teardown()
-    return (total / 80 - sum(inputs) / 2).abs().max().item()
-
-
-def test_what_a_message_leaves_out_comes_with_later_ones():
-    """Both ways: of what each rank sends, and of the mean. A level is 4e-2, and one of eighty messages 5e-4."""
-    assert max(TWO.run(mean_of_messages)) < 1e-3
 
 
 def one_model(rank):

@@ -12,10 +12,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_loca
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import core_ddp
 from core import ConfigurationError, Fabric, LaunchError, Module, ModuleError, Trainer, WorkerError
 from core.accelerators import MPSAccelerator
-from core.strategies import STRATEGY_REGISTRY, DDPStrategy
+from core.strategies import DDPStrategy
 from core_testing import Backend, programs
 from core_testing.ranks import QUIET, end_kept_ranks
 
@@ -101,18 +100,6 @@ def alone(module=None, **options):
 def test_an_option_that_we_have_chosen_gets_no_advice_of_torch(capfd):
     fit(module=Manual(), ranks=NEW_RANKS)
     assert "find_unused_parameters" not in capfd.readouterr().err
-
-
-def test_all_twelve_aliases_build_their_preset():
-    aliases = [name for name in STRATEGY_REGISTRY.names() if STRATEGY_REGISTRY.spec(name).provider == "core-ddp"]
-    assert len(aliases) == 12
-    for alias in aliases:
-        strategy = STRATEGY_REGISTRY.create(alias)
-        assert type(strategy) is DDPStrategy is core_ddp.DDPStrategy
-        expected = {"true": True, "false": False}.get(alias.rpartition("_")[2])
-        assert strategy.find_unused_parameters is expected
-        start = next((name for name in ("spawn", "fork", "notebook") if name in alias), "subprocess")
-        assert strategy.launcher_name == {"notebook": "fork"}.get(start, start)
 
 
 class Formatted(Net):
@@ -367,22 +354,6 @@ def post_local_sgd():
     return DDPStrategy(ddp_comm_state=state, ddp_comm_hook=hook, model_averaging_period=2)
 
 
-def step_apart(rank):
-    fabric, module, equal = rank.fabric(post_local_sgd()), nn.Linear(2, 1, bias=False), []
-    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-    for _ in range(4):
-        fabric.backward(model(torch.full((1, 2), 1.0 + rank.number)).sum())
-        optimizer.step()
-        optimizer.zero_grad()
-        equal.append(torch.equal(*fabric.all_gather(module.weight.detach())))
-    fabric.strategy.synchronize_model()
-    return [*equal, torch.equal(*fabric.all_gather(module.weight.detach()))]
-
-
-def test_post_local_sgd_averages_weights_every_period():
-    assert RANKS.run(step_apart)[0] == [True, False, True, False, True]
-
-
 def average_moments(rank):
     """A rank whose gradients overflow under fp16 has taken fewer steps."""
     fabric, module = rank.fabric(post_local_sgd()), nn.Linear(2, 1, bias=False)
@@ -540,41 +511,3 @@ def test_options_of_torchs_wrapper_are_described():
     assert "gradient_as_bucket_view = False" in done.stdout
     assert "static_graph = False" in done.stdout
     assert "process_group " not in done.stdout, "the strategy's own"
-
-
-class Stack(nn.Module):
-    """Blocks with dropout, one of which may be left out."""
-
-    def __init__(self, leaves_out):
-        super().__init__()
-        torch.manual_seed(3)
-        layers = (nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 4)) for _ in range(3))
-        self.blocks = nn.ModuleList(layers)
-        self.leaves_out = leaves_out
-
-    def forward(self, x):
-        for block in self.blocks[: 2 if self.leaves_out else 3]:
-            x = block(x)
-        return x
-
-
-def train_a_stack(rank, strategy, checkpointing, leaves_out):
-    fabric, module = rank.fabric(strategy, activation_checkpointing=checkpointing), Stack(leaves_out)
-    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-    torch.manual_seed(rank.number)
-    for _ in range(3):
-        fabric.backward(model(torch.rand(5, 4)).square().sum())
-        optimizer.step()
-        optimizer.zero_grad()
-    return [value.tolist() for value in module.parameters()]
-
-
-@pytest.mark.numbers
-@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}])
-def test_checkpointed_activations_change_no_bit(options):
-    leaves_out = "find_unused_parameters" in options
-    plain, checkpointed = (
-        RANKS.run(train_a_stack, DDPStrategy(**options), chosen, leaves_out) for chosen in (None, "units")
-    )
-    assert checkpointed == plain
-    assert plain[0] == plain[1]

@@ -29,7 +29,7 @@ from support.short_suites import in_short
 
 __all__ = ["TestFolderReader", "TestNative", "TestStage2ByItsNumber", "TestStage3", "TestUniversal"]
 
-# One optimizer of DeepSpeed makes stages 1 and 2; it has its whole suite where it offloads, and test_equality.py trains
+# One optimizer of DeepSpeed makes stages 1 and 2; it has its whole suite where it offloads, and test_strategy.py trains
 # without. What is offloaded is so in the other stages too; test_examples.py trains with parameters offloaded beside.
 TestStage1InShort, TestStage2InShort = in_short(TestStage1), in_short(TestStage2)
 pytest.mark.slow(TestStage2Offload)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from core import Callback, Trainer
-from core.callbacks import EMA, ModelCheckpoint, StochasticWeightAveraging
+from core.callbacks import EMA, ModelCheckpoint
 from core_fsdp import FSDPStrategy, ModelParallelStrategy
 from support.sharded_training import CASES, QUIET, Block, Net, make_loader
 
@@ -51,11 +51,6 @@ def test_the_average_of_every_step_is_that_of_one_device(way):
     without = fit("single_device", Callback())
     assert not torch.equal(expected["head.weight"], without["head.weight"])
     assert expected["loss"] != without["loss"], "validation runs use the average"
-
-
-def test_the_average_of_epochs_is_that_of_one_device():
-    expected, found = (fit(way, StochasticWeightAveraging(0.05, 0)) for way in ("single_device", "fsdp"))
-    assert_equal(found, expected)
 
 
 @pytest.mark.slow

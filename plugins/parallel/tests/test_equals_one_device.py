@@ -160,7 +160,6 @@ def test_larger_meshes(mesh, make, options):
         ({"tensor": 2}, partial(OfTransformers, "Mixtral")),
         ({"data": 2, "expert": 2}, partial(OfTransformers, "Mixtral")),
         ({"data": 2, "expert": 2}, partial(OfTransformers, "Qwen3Moe")),
-        *(({axis: 2}, partial(OnMeta, "Llama")) for axis in ("shard", "tensor", "pipeline")),
         *(({axis: 2}, partial(OnMeta, "Mixtral")) for axis in ("shard", "tensor", "pipeline")),
         ({"data": 2, "expert": 2}, partial(OnMeta, "Mixtral")),
         ({"data": 2, "shard": 2, "expert": 2}, partial(OnMeta, "Mixtral")),

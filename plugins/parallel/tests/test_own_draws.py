@@ -96,8 +96,6 @@ class _Adapted(Adapter):
 class _Adapting(nn.Module):
     """Three layers with adapters."""
 
-    tensor_parallel_plan = {"left": "colwise", "right": "colwise", "down": "rowwise"}
-
     def __init__(self):
         super().__init__()
         self.left, self.right, self.down = _Adapted(), _Adapted(), _Adapted()
@@ -109,14 +107,16 @@ class _Adapting(nn.Module):
 def _adapt(rank):
     fabric = rank.fabric()
     torch.manual_seed(3)
-    net = _Adapting()
+    block = _Adapting()
+    net = nn.Sequential(block)
+    net.tensor_parallel_plan = {"0.left": "colwise", "0.right": "colwise", "0.down": "rowwise"}
     fabric.backward(fabric.setup(net)(torch.ones(4, WIDTH)).sum())
     fabric.teardown()
-    return [part.masks[0] for part in (net.left, net.right, net.down)]
+    return [part.masks[0] for part in (block.left, block.right, block.down)]
 
 
 def test_adapters_drop_the_same_of_whole_inputs_and_other_places_of_parts():
-    (left, right, down), others = on(in_process=True, tensor=2).run(_adapt)
+    (left, right, down), others = on(tensor=2).run(_adapt)
     assert torch.equal(left, others[0])
     assert torch.equal(right, others[1])
     assert down.shape == (4, WIDTH // 2)

@@ -17,6 +17,7 @@ from core import CoreError
 from core.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from core_fsdp import same_batches
 from core_parallel import MeshParallelStrategy
+from core_parallel.microbatches import pieces
 from core_testing.ranks import Backend
 
 _on_two = Backend(MeshParallelStrategy, "cpu", 2, 1)
@@ -217,51 +218,25 @@ class _TimeFirst(Stages):
         return loss
 
 
-class _Mixes(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, given):
-        x, mask = given
-        return torch.softmax(mask, -1) @ self.layer(x), mask
-
-
 class _Masked(Stages):
-    """A mask between positions, as many as there are samples, goes through the stages."""
+    """A mask between positions, as many as there are samples, is in the batch."""
 
     def __init__(self):
         super().__init__(0.0)
-        del self.embed, self.blocks, self.head, self.temperature
-        self.embed, self.blocks, self.head = nn.Embedding(5, 4), nn.ModuleList([_Mixes(), _Mixes()]), nn.Linear(4, 5)
-        self.double()
-
-    def begin(self, x, mask):
-        return self.embed(x), mask
-
-    @staticmethod
-    def first(given):
-        return given[0]
-
-    def pipeline(self):
-        return [self.begin, *self.blocks, self.first, self.head]
-
-    def forward(self, x, mask):
-        given = self.begin(x, mask)
-        for block in self.blocks:
-            given = block(given)
-        return self.head(self.first(given))
 
     def training_step(self, batch, batch_idx):
-        ids, mask = batch
-        loss = functional.cross_entropy(self(ids, mask).flatten(0, 1), ids.flatten())
+        inputs, targets, mask = batch
+        loss = (torch.softmax(mask, -1) @ self(inputs) - targets).square().mean()
         self.log("loss", loss, on_step=True, on_epoch=True)
         return loss
 
 
-def _masked_batches(size):
-    ids = torch.randint(0, 5, (size, size), generator=torch.Generator().manual_seed(1))
-    return DataLoader([[ids, torch.full((size, size), -torch.inf).double().triu(1)]] * 2, batch_size=None)
+def _masked_batches():
+    inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return DataLoader([[inputs, inputs[:, :2], _MASK]] * 2, batch_size=None)
+
+
+_MASK = torch.full((4, 4), -torch.inf).double().triu(1)
 
 
 def _batches_of_time(length):
@@ -271,7 +246,7 @@ def _batches_of_time(length):
 _AXES = {
     "time": (_TimeFirst, partial(_batches_of_time, 6)),
     "as long as the batch": (_TimeFirst, partial(_batches_of_time, 8)),
-    "mask": (_Masked, partial(_masked_batches, 4)),
+    "mask": (_Masked, _masked_batches),
 }
 
 
@@ -294,3 +269,10 @@ def test_samples_are_not_the_dim_that_is_as_long_by_accident():
     for name, steps in _on_two.run(partial(_losses, alone=False))[0].items():
         right = expected[f"{name.partition(' {')[0]} {{}}"]
         assert steps == pytest.approx(right, abs=1e-12), name
+
+
+def test_a_mask_between_as_many_positions_as_samples_is_none_of_samples():
+    samples = torch.ones(4, 6)
+    assert pieces.is_unclear((samples, {"mask": _MASK}), None, is_chosen=True)
+    assert pieces.is_unclear((samples, _MASK == 0), None, is_chosen=True)
+    assert not pieces.is_unclear((samples, _MASK.exp()), None, is_chosen=True)

@@ -1,19 +1,16 @@
 """What a Trainer's user has beside the step works under pipelines: groups, schedulers, averages, stopping, logging."""
 
 import warnings
-from functools import partial
 
 import pytest
 import torch
-from language import ALONE
+from language import ALONE, on
 from pipelines import Net, loader
 from torch import nn
 
 from core import Callback, ModuleError
 from core.callbacks import EMA, EarlyStopping
-from core_parallel import MeshParallelStrategy
 from core_parallel.modules import absent
-from core_testing.ranks import Backend
 from core_testing.training import assert_equal_tensors, whole
 
 
@@ -60,14 +57,6 @@ class End(Callback):
         self.weights = {name: whole(value, trainer.strategy) for name, value in state.items()}
 
 
-class Interrupts(Callback):
-    """Ctrl-C in the second batch."""
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if batch_idx == 1:
-            raise KeyboardInterrupt
-
-
 class OwnOptimizer(torch.optim.Optimizer):
     """One of the user's own, with functions of its own."""
 
@@ -84,40 +73,29 @@ class OwnOptimizer(torch.optim.Optimizer):
         return [one for one in parameters if one.grad is not None]
 
 
-def use(rank, strategy=None):
+def use(rank):
     """Weights at the end of fit (an average), learning rates, epochs, and the values of all stages."""
     warnings.filterwarnings("ignore", "Grouped has the hook on_before_optimizer_step")
     end, module, batches = End(), Grouped(), loader(24, 8)
     stops = EarlyStopping("error", mode="max", patience=2)
-    trainer = rank.trainer(strategy, max_epochs=8, callbacks=[EMA(0.8), stops, end])
+    trainer = rank.trainer(max_epochs=8, callbacks=[EMA(0.8), stops, end])
     trainer.fit(module, batches, batches)
     values = {name: float(value) for name, value in trainer.callback_metrics.items()}
     evaluated = [trainer.validate(module, batches), trainer.test(module, batches)]
     return end.weights, [*end.rates, trainer.current_epoch, trainer.global_step], values, evaluated
 
 
-def use_all(rank, schedules):
-    """The same for all schedules, and what a Ctrl-C leaves."""
-    found = [use(rank, MeshParallelStrategy(pipeline=2, schedule=schedule)) for schedule in schedules]
-    trainer = rank.trainer(MeshParallelStrategy(pipeline=2), max_epochs=2, callbacks=Interrupts())
-    with pytest.raises(KeyboardInterrupt):
-        trainer.fit(Grouped(), loader(24, 8), loader(24, 8))
-    return found, trainer.global_step
-
-
 @pytest.mark.slow
-def test_what_users_have_beside_the_step_is_as_on_one_device():
-    runs = Backend(partial(MeshParallelStrategy, pipeline=2), "cpu", 2, 1).run(use_all, [None, "1F1B"])
+@pytest.mark.parametrize("schedule", [None, "1F1B"])
+def test_what_users_have_beside_the_step_is_as_on_one_device(schedule):
+    runs = on(in_process=True, pipeline=2, schedule=schedule).run(use)
     weights, numbers, values, evaluated = ALONE.run(use)[0]
-    for found, num_steps in runs:
-        assert num_steps == 2
-        for of_rank in found:
-            assert of_rank[1] == pytest.approx(numbers)
-            assert of_rank[2] == pytest.approx(values, abs=1e-12)
-            for rows, expected in zip(of_rank[3], evaluated, strict=True):
-                assert rows[0] == pytest.approx(expected[0], abs=1e-12)
-    for of_rank in runs[0][0]:
-        assert_equal_tensors(of_rank[0], weights, 1e-12)
+    for of_rank in runs:
+        assert of_rank[1] == pytest.approx(numbers)
+        assert of_rank[2] == pytest.approx(values, abs=1e-12)
+        for rows, expected in zip(of_rank[3], evaluated, strict=True):
+            assert rows[0] == pytest.approx(expected[0], abs=1e-12)
+    assert_equal_tensors(runs[0][0], weights, 1e-12)
 
 
 def test_a_gradient_of_another_stage_is_read_by_optimizers_alone():

@@ -115,7 +115,8 @@ def carry(rank, names, source, target):
 
 
 def assert_alike(source, target, name):
-    """The same names and numbers, and the class that they are of."""
+    """The same names and numbers, the class that they are of, and who may read them."""
+    assert oct((target / name).stat().st_mode) == oct((source / name).stat().st_mode)
     own, expected = tensors(target / name), tensors(source / name)
     assert own.keys() == expected.keys()
     assert not [each for each in own if not torch.equal(own[each], expected[each])]
@@ -147,9 +148,9 @@ def batches(shares, steps):
     return torch.utils.data.DataLoader(torch.arange(32 * steps).reshape(-1, 4) % 63, batch_size=8 // shares)
 
 
-def tune(rank, folder, name, first=None):
-    """On all ranks. Train a model from `first`, save it in `folder` as `saved/name`, and `last.ckpt`."""
-    first = first or folder / "first"
+def tune(rank, folder, name):
+    """On all ranks. Train the model in `first`, save it in `folder` as `saved/name`, and `last.ckpt`."""
+    first = folder / "first"
     callbacks = [LoadPretrained(first), SavePretrained(folder / "saved" / name)]
     trainer = rank.trainer(max_steps=2, callbacks=callbacks)
     trainer.fit(Tuned(first), batches(rank.backend.num_processes, 2))

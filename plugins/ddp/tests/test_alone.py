@@ -1,0 +1,24 @@
+"""A run of one process beside one of two, in a `ddp` script as a user starts it."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from core_testing import programs
+
+PROGRAM = Path(__file__).with_name("alone_program.py")
+
+
+@pytest.mark.parametrize("what", ["alone-after", "alone-before"])
+def test_a_run_of_one_process_is_refused_in_every_other_rank(what):
+    command = [sys.executable, str(PROGRAM), what]
+    done = programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100)
+    assert done.returncode == 1
+    message = (
+        "This program runs in 2 processes, this is rank 1, and devices=1 asks for a run of one process: each rank "
+    )
+    assert f"LaunchError: {message}" in done.stderr
+    assert "    if trainer.is_global_zero:" in done.stderr
+    assert done.stdout.count("a run of one process begins") <= 1

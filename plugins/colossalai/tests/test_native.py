@@ -19,9 +19,9 @@ from core.checkpoint.upkeep.conversion import convert_checkpoint
 from core.strategies import ColossalAIStrategy
 from core_colossalai import ColossalAICheckpointIO, library
 from core_colossalai.conformance import TestColossalAI as Imported
+from core_testing.ranks import QUIET
 
 assert Imported  # Colossal-AI is imported there, once for all ranks
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
 NUM_BATCHES, BATCH_SIZE = 6, 8
 
 
@@ -56,16 +56,6 @@ def native():
     return ColossalAIStrategy(start_method="fork", colossalai_checkpoint="native")
 
 
-def fit(strategy, num_processes, *, path=None, ckpt_path=None):
-    """The module's state, with the losses of all steps."""
-    module = Net(path)
-    trainer = Trainer(strategy=strategy, accelerator="cpu", devices=num_processes, max_epochs=1, **QUIET)
-    inputs = torch.randn(NUM_BATCHES * BATCH_SIZE, 5, generator=torch.Generator().manual_seed(1))
-    targets = inputs.sum(1, keepdim=True).sin()
-    trainer.fit(module, DataLoader(TensorDataset(inputs, targets), BATCH_SIZE // num_processes), ckpt_path=ckpt_path)
-    return module.state_dict()
-
-
 def same(one, other, **tolerance):
     assert one.keys() == other.keys()
     for name, value in one.items():
@@ -73,6 +63,17 @@ def same(one, other, **tolerance):
 
 
 def test_a_run_goes_on_here_and_elsewhere(tmp_path):
+    def fit(strategy, num_processes, *, path=None, ckpt_path=None):
+        """The module's state, with the losses of all steps."""
+        module = Net(path)
+        trainer = Trainer(strategy=strategy, accelerator="cpu", devices=num_processes, max_epochs=1, **QUIET)
+        inputs = torch.randn(NUM_BATCHES * BATCH_SIZE, 5, generator=torch.Generator().manual_seed(1))
+        targets = inputs.sum(1, keepdim=True).sin()
+        trainer.fit(
+            module, DataLoader(TensorDataset(inputs, targets), BATCH_SIZE // num_processes), ckpt_path=ckpt_path
+        )
+        return module.state_dict()
+
     path, whole = tmp_path / "native", tmp_path / "whole.pt"
     expected = fit(native(), 2, path=path)
     assert expected["losses"][-1] < expected["losses"][0]
@@ -134,6 +135,9 @@ def test_only_what_is_named_is_restored(fabric, tmp_path):
 
 
 def test_it_replaces_one_and_leaves_else_alone(fabric, tmp_path, monkeypatch):
+    def load_whole(path):
+        return ColossalAICheckpointIO().load_checkpoint(path, collectives=None)
+
     _, state = trained(fabric)
     path = tmp_path / "new" / "native"
     fabric.save(path, state)
@@ -148,10 +152,6 @@ def test_it_replaces_one_and_leaves_else_alone(fabric, tmp_path, monkeypatch):
         fabric.save(path.parent, state)
     with pytest.raises(CheckpointError, match="writes to local paths only"):
         fabric.save("s3://bucket/native", state)
-
-
-def load_whole(path):
-    return ColossalAICheckpointIO().load_checkpoint(path, collectives=None)
 
 
 def test_what_does_not_fit_is_named(fabric, tmp_path):

@@ -227,12 +227,6 @@ def test_what_changes_between_two_epochs_is_trained_as_on_one_device(kind, names
     assert not torch.equal(weights[names], Net().get_parameter(names))
 
 
-def test_one_rank_is_wrapped_anew_too():
-    module = Frozen(in_second_epoch, "used.weight")
-    weights = fit(module=module, ranks=Backend(DDPStrategy), max_epochs=3)
-    torch.testing.assert_close(weights, alone(Frozen(in_second_epoch, "used.weight"), max_epochs=3))
-
-
 def test_wrapping_anew_leaves_the_buffers_of_ranks_as_they_are():
     weights = fit(module=WithOwnBuffer(), max_epochs=2)
     assert not torch.equal(weights["used.bias"], Net().used.bias), "it was not wrapped anew"

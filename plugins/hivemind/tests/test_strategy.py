@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from core import ConfigurationError, Fabric, Module, Trainer
 from core.strategies import HivemindStrategy
 from core_hivemind import PeersError, processes
+from core_testing.ranks import QUIET
 from core_testing.waiting import slowness
 
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWJS7RaLC3UHEidbihhyx1GcSRABFn6wdjeoiockBQAQwk"
 FORK = multiprocessing.get_context("fork")
 make = partial(HivemindStrategy, run_id="alone", target_batch_size=1)
@@ -151,18 +151,17 @@ def test_a_program_whose_processes_are_spawned_is_a_peer_too():
         multiprocessing.set_start_method(None, force=True)
 
 
-class KillsAnAnswer(Net):
-    """A child ends in the middle of an answer, as one that is killed may, and keeps the lock of answers."""
-
-    def on_train_end(self):
-        from hivemind.utils.mpfuture import MPFuture
-
-        child = FORK.Process(target=MPFuture._update_lock.acquire)
-        child.start()
-        child.join()
-
-
 def test_a_run_begins_after_a_child_was_killed_in_an_answer():
+    class KillsAnAnswer(Net):
+        """A child ends in the middle of an answer, as one that is killed may, and keeps the lock of answers."""
+
+        def on_train_end(self):
+            from hivemind.utils.mpfuture import MPFuture
+
+            child = FORK.Process(target=MPFuture._update_lock.acquire)
+            child.start()
+            child.join()
+
     fit(make(), KillsAnAnswer())
     assert fit(make()).global_step == 3
 

@@ -167,6 +167,15 @@ class MixtureNet(Net):
         self.blocks = nn.ModuleList(map(Mixture, experts or (Stacked(), listed())))
 
 
+class OddExperts(MixtureNet):
+    """As many as two ranks can't share."""
+
+    tensor_parallel_plan = {"blocks.*.experts": "moe_tp_experts"}
+
+    def __init__(self):
+        super().__init__(Stacked(3))
+
+
 class Step(Module):
     """A step whose loss is the mean over the words that count: of a batch, of a window, over all shares."""
 

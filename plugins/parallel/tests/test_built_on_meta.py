@@ -11,9 +11,8 @@ from pipelines import loader
 from torch import nn
 
 from core import CoreError, Fabric, Module
-from core_parallel import ExpertList, MeshParallelStrategy
+from core_parallel import ExpertList
 from core_parallel.stages import first_values
-from core_testing.ranks import Backend
 from core_testing.training import assert_equal_tensors
 
 _linear = partial(nn.Linear, dtype=torch.float64)
@@ -65,10 +64,6 @@ class Tied(nn.Sequential):
         self[1].weight = self[0].weight
 
 
-def _tensors(module):
-    return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -77,18 +72,21 @@ def _tensors(module):
     ],
 )
 def test_each_part_draws_what_it_draws_on_one_device(make):
+    def tensors(module):
+        return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+
     strategy = Fabric(accelerator="cpu").strategy
     torch.manual_seed(3)
-    expected, after = _tensors(make()), torch.rand(2)
+    expected, after = tensors(make()), torch.rand(2)
     torch.manual_seed(3)
     with torch.device("meta"):
         module = make()
-    before = _tensors(module)
+    before = tensors(module)
     own = list(before.values())[::2]
     assert first_values.is_needed(module, strategy)
     first_values.fill(module, strategy, lambda tensor: any(tensor is one for one in own))
     assert torch.equal(torch.rand(2), after)
-    for name, tensor in _tensors(module).items():
+    for name, tensor in tensors(module).items():
         assert tensor is before[name], "it is the same object"
         assert tensor.is_meta != any(tensor is one for one in own)
         assert tensor.is_meta or torch.equal(tensor, expected[name]), name
@@ -159,20 +157,19 @@ class OnMeta(Module):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-def go_on(rank, path):
-    """The weights after an epoch, and after another one from its checkpoint, by a module of its own."""
-    found = []
-    for number in (1, 2):
-        seen, batches = Seen(), loader(16, 4 // rank.backend.data_parallel_size)
-        torch.manual_seed(rank.number)
-        trainer = rank.trainer(max_epochs=number, callbacks=[seen, Saves(path)])
-        trainer.fit(OnMeta(), batches, ckpt_path=path if number == 2 else None)
-        found.append(seen.weights)
-    return found
-
-
 @pytest.mark.parametrize("axis", ["shard", "tensor", "pipeline"])
 def test_a_model_gives_its_own_first_values(axis, tmp_path):
+    def go_on(rank, path):
+        """The weights after an epoch, and after another one from its checkpoint, by a module of its own."""
+        found = []
+        for number in (1, 2):
+            seen, batches = Seen(), loader(16, 4 // rank.backend.data_parallel_size)
+            torch.manual_seed(rank.number)
+            trainer = rank.trainer(max_epochs=number, callbacks=[seen, Saves(path)])
+            trainer.fit(OnMeta(), batches, ckpt_path=path if number == 2 else None)
+            found.append(seen.weights)
+        return found
+
     ((begun, ended), *_), ((one_begun, one_ended),) = (
         backend.run(go_on, tmp_path / str(number)) for number, backend in enumerate((on(**{axis: 2}), ALONE))
     )
@@ -202,7 +199,7 @@ def build(rank):
 
 def test_a_rank_has_its_stage_alone_of_a_model_on_meta(caplog):
     caplog.set_level(logging.INFO, "core_parallel.strategy")
-    first, last = Backend(partial(MeshParallelStrategy, pipeline=2), "cpu", 2, 1, in_process=True).run(build)
+    first, last = on(in_process=True, pipeline=2).run(build)
     assert first == (True, ["0.weight", "0.bias", "2.weight", "2.bias"])
     assert last == (True, ["3.weight", "3.bias", "5.weight", "5.bias"])
     [told] = [record.getMessage() for record in caplog.records if record.name == "core_parallel.strategy"]
@@ -223,29 +220,28 @@ class Unknown(Net):
         nn.init.normal_(self.down.weight)
 
 
-def attempts(rank):
-    """The warning at set-up, and the errors of steps before there are values, and after."""
-    fabric, said = rank.fabric(), []
-    with torch.device("meta"):
-        net = Unknown()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 0.1))
-    said += [str(one.message) for one in caught if "built on the meta device" in str(one.message)]
-    for state in (None, Net().state_dict()):
-        if state is not None:
-            fabric.strategy.load_module_state_dict(net, state)
-        fabric.backward(model(torch.ones(4, 6, dtype=torch.float64)).sum())
-        try:
-            optimizer.step()
-        except CoreError as error:
-            said.append(str(error))
-    fabric.teardown()
-    return said
-
-
 @pytest.mark.parametrize("axis", ["shard", "tensor"])
 def test_nothing_trains_without_values(axis):
+    def attempts(rank):
+        """The warning at set-up, and the errors of steps before there are values, and after."""
+        fabric, said = rank.fabric(), []
+        with torch.device("meta"):
+            net = Unknown()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 0.1))
+        said += [str(one.message) for one in caught if "built on the meta device" in str(one.message)]
+        for state in (None, Net().state_dict()):
+            if state is not None:
+                fabric.strategy.load_module_state_dict(net, state)
+            fabric.backward(model(torch.ones(4, 6, dtype=torch.float64)).sum())
+            try:
+                optimizer.step()
+            except CoreError as error:
+                said.append(str(error))
+        fabric.teardown()
+        return said
+
     for said in on(**{axis: 2}).run(attempts):
         warned, refused = said  # the last attempt says nothing
         assert "have no reset_parameters() that could give them values: scale. They hold NaN until" in warned

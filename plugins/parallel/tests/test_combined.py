@@ -29,12 +29,6 @@ class _Untold(Net):
     tensor_parallel_plan = None
 
 
-def _error(rank, make):
-    with pytest.raises(ModuleError) as caught:
-        train(rank, lambda: Step(make), max_steps=1)
-    return str(caught.value)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("axis", "make", "expected"),
@@ -45,6 +39,11 @@ def _error(rank, make):
     ],
 )
 def test_models_that_cannot_be_right_are_refused_by_name(axis, make, expected):
+    def _error(rank, make):
+        with pytest.raises(ModuleError) as caught:
+            train(rank, lambda: Step(make), max_steps=1)
+        return str(caught.value)
+
     errors = on(pipeline=2, **{axis: 2}).run(_error, make)
     assert any(re.search(expected, error) for error in errors), errors
 
@@ -60,43 +59,6 @@ def test_another_way_of_activation_checkpointing_is_refused_with_its_cure(axes):
         MeshParallelStrategy(**axes, activation_checkpointing=True)
 
 
-class _OnCPU(MixedPrecision):
-    """float16, also on a CPU."""
-
-    def __init__(self):
-        super().__init__(torch.float16, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3))
-
-    def connect(self, strategy):
-        """Learn nothing."""
-
-
-class _Overflows(Step):
-    """Gradients of the head, which the last stage has, overflow on the last rank in one step."""
-
-    def __init__(self, make, frozen):
-        super().__init__(make)
-        self.float()
-        self.seen = []
-        self.net.head.register_full_backward_pre_hook(self.spoil)
-        for part in (self.net.start, self.net.blocks[0]) if frozen else ():
-            part.requires_grad_(False)
-        self.scale.requires_grad_(not frozen)
-
-    def spoil(self, module, gradients):
-        strategy = self.trainer.strategy
-        spoils = strategy.global_rank == strategy.world_size - 1 and self.trainer.global_step == 2 and not self.seen[2:]
-        return tuple(one * float("inf") if spoils else one for one in gradients)
-
-    def on_train_batch_end(self, *_):
-        self.seen.append(self.trainer.strategy.precision_plugin.scaler.get_scale())
-
-
-def _overflow(rank, make, frozen):
-    module, options = _Overflows(make, frozen), {"max_epochs": 1, "plugins": [rank.environment, _OnCPU()]}
-    weights, _ = train(rank, lambda: module, gradient_clip_val=0.3, **options)
-    return module.trainer.global_step, module.seen, weights
-
-
 @pytest.mark.slow
 @pytest.mark.numbers
 @pytest.mark.parametrize(
@@ -109,6 +71,42 @@ def _overflow(rank, make, frozen):
     ids=str,
 )
 def test_an_overflow_of_one_rank_is_one_of_all(mesh, make, frozen):
+    class _OnCPU(MixedPrecision):
+        """float16, also on a CPU."""
+
+        def __init__(self):
+            super().__init__(torch.float16, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3))
+
+        def connect(self, strategy):
+            """Learn nothing."""
+
+    class _Overflows(Step):
+        """Gradients of the head, which the last stage has, overflow on the last rank in one step."""
+
+        def __init__(self, make, frozen):
+            super().__init__(make)
+            self.float()
+            self.seen = []
+            self.net.head.register_full_backward_pre_hook(self.spoil)
+            for part in (self.net.start, self.net.blocks[0]) if frozen else ():
+                part.requires_grad_(False)
+            self.scale.requires_grad_(not frozen)
+
+        def spoil(self, module, gradients):
+            strategy = self.trainer.strategy
+            spoils = (
+                strategy.global_rank == strategy.world_size - 1 and self.trainer.global_step == 2 and not self.seen[2:]
+            )
+            return tuple(one * float("inf") if spoils else one for one in gradients)
+
+        def on_train_batch_end(self, *_):
+            self.seen.append(self.trainer.strategy.precision_plugin.scaler.get_scale())
+
+    def _overflow(rank, make, frozen):
+        module, options = _Overflows(make, frozen), {"max_epochs": 1, "plugins": [rank.environment, _OnCPU()]}
+        weights, _ = train(rank, lambda: module, gradient_clip_val=0.3, **options)
+        return module.trainer.global_step, module.seen, weights
+
     ((steps, scales, expected),) = ALONE.run(_overflow, make, frozen)
     assert steps == 3, "of four batches one overflows"
     for own_steps, own_scales, weights in on(**mesh).run(_overflow, make, frozen):

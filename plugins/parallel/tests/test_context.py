@@ -232,14 +232,13 @@ class _Counted(Net):
         return self.head(x)
 
 
-def _counts(rank):
-    fabric, module = rank.fabric(), _Counted()
-    model = fabric.setup(module)
-    for _ in range(6):
-        model(*words_of(3, 8)).sum().backward()
-    fabric.teardown()
-    return [module.num_calls, int(module.calls)]
-
-
 def test_what_ranks_change_and_draw_alike_is_changed_once_a_call():
-    assert on(context=2).run(_counts) == [[6, 6], [6, 6]]
+    def counts(rank):
+        fabric, module = rank.fabric(), _Counted()
+        model = fabric.setup(module)
+        for _ in range(6):
+            model(*words_of(3, 8)).sum().backward()
+        fabric.teardown()
+        return [module.num_calls, int(module.calls)]
+
+    assert on(context=2).run(counts) == [[6, 6], [6, 6]]

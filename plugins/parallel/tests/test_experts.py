@@ -12,6 +12,7 @@ from language import (
     Mixture,
     MixtureNet,
     Net,
+    OddExperts,
     Stacked,
     Step,
     loader,
@@ -28,13 +29,6 @@ from torch.distributed.tensor.parallel import PrepareModuleInput
 from core import ModuleError
 from core_parallel import ExpertList, ExpertLoad, MeshParallelStrategy
 from core_parallel.mesh.placements import own_part
-
-
-class Odd(MixtureNet):
-    tensor_parallel_plan = {"blocks.*.experts": "moe_tp_experts"}
-
-    def __init__(self):
-        super().__init__(Stacked(3))
 
 
 class OtherNames(MixtureNet):
@@ -104,7 +98,7 @@ def _call(model, net):
     ("make", "expected"),
     [
         (Net, r"Net has no experts that are known: .* core_parallel\.ExpertList makes one of a list"),
-        (Odd, r"'blocks\.0\.experts' has 3 experts, and expert=2 doesn't divide that"),
+        (OddExperts, r"'blocks\.0\.experts' has 3 experts, and expert=2 doesn't divide that"),
         (OtherNames, r"names 'layers\.\*\.experts', and OtherNames has no such module"),
         (Whole, r"'blocks\.0' must have the number of experts as their first dim, and it has 'before\.weight'"),
         (Unknown, r"for 'blocks\.0\.experts' is 'spread'; expected 'ep_dispatch_experts' for a module"),
@@ -123,16 +117,15 @@ def test_experts_that_normalize_are_refused_in_a_tensor_group_too():
         assert re.search(_NORMALIZES, error)
 
 
-def _shares(rank):
-    fabric, net = rank.fabric(), MixtureNet()
-    net.tensor_parallel_plan = Odd.tensor_parallel_plan
-    fabric.setup(net)
-    shapes = [own_part(one).shape for block in net.blocks for one in block.experts.parameters()]
-    fabric.teardown()
-    return shapes, [block.experts.num_experts for block in net.blocks]
-
-
 def test_each_rank_of_a_tensor_group_has_some_of_the_experts():
+    def _shares(rank):
+        fabric, net = rank.fabric(), MixtureNet()
+        net.tensor_parallel_plan = OddExperts.tensor_parallel_plan
+        fabric.setup(net)
+        shapes = [own_part(one).shape for block in net.blocks for one in block.experts.parameters()]
+        fabric.teardown()
+        return shapes, [block.experts.num_experts for block in net.blocks]
+
     for shapes, counts in on(in_process=True, tensor=2).run(_shares):
         assert {shape[0] for shape in shapes} == {2}
         assert counts == [NUM_EXPERTS, NUM_EXPERTS]
@@ -143,12 +136,6 @@ class _Scaled(Step):
 
     def backward(self, loss):
         (loss * (1 + self.trainer.strategy.data_parallel_rank)).backward()
-
-
-def _refuses(rank, make):
-    with pytest.raises(ModuleError) as caught:
-        rank.trainer(max_steps=1).fit(make(), loader(4))
-    return str(caught.value)
 
 
 _PLAN = {
@@ -179,21 +166,25 @@ _PLAN = {
     ids=["tokens", "outside", "scaled"],
 )
 def test_what_would_be_wrong_beside_another_axis_is_refused(mesh, make, expected):
-    for error in on(**mesh).run(_refuses, make):
+    def refuses(rank, make):
+        with pytest.raises(ModuleError) as caught:
+            rank.trainer(max_steps=1).fit(make(), loader(4))
+        return str(caught.value)
+
+    for error in on(**mesh).run(refuses, make):
         assert re.search(expected, error), error
-
-
-def _distribute_anew(rank):
-    module = Step(MixtureNet)
-    rank.trainer(max_steps=1).fit(module, loader(4))
-    with pytest.raises(ModuleError) as caught:
-        rank.trainer(MeshParallelStrategy(expert=4), max_steps=1).fit(module, loader(4))
-    return str(caught.value)
 
 
 @pytest.mark.slow
 def test_experts_that_are_distributed_otherwise_are_refused():
-    for error in on(data=4, expert=2).run(_distribute_anew):
+    def distribute_anew(rank):
+        module = Step(MixtureNet)
+        rank.trainer(max_steps=1).fit(module, loader(4))
+        with pytest.raises(ModuleError) as caught:
+            rank.trainer(MeshParallelStrategy(expert=4), max_steps=1).fit(module, loader(4))
+        return str(caught.value)
+
+    for error in on(data=4, expert=2).run(distribute_anew):
         assert re.search(r"distributed already, over the ranks \[\d, \d\], and not over \[0, 1, 2, 3\]", error)
 
 
@@ -233,14 +224,6 @@ class _Counted(Step):
         self.counts += torch.bincount(given[1].flatten(), minlength=NUM_EXPERTS + 1)
 
 
-def _logged(rank, make):
-    module = make(MixtureNet)
-    _, values = train(rank, lambda: module, callbacks=[ExpertLoad()], max_steps=2, log_every_n_steps=2)
-    del values["loss"]
-    hooks = [len(part._forward_pre_hooks) for part in module.modules()]
-    return values, hooks, vars(module).get("counts")
-
-
 @pytest.mark.numbers
 @pytest.mark.parametrize(
     "mesh",
@@ -251,11 +234,18 @@ def _logged(rank, make):
     ids=str,
 )
 def test_the_load_is_that_of_one_device(mesh):
-    ((expected, hooks, counts),) = ALONE.run(_logged, _Counted)
+    def logged(rank, make):
+        module = make(MixtureNet)
+        _, values = train(rank, lambda: module, callbacks=[ExpertLoad()], max_steps=2, log_every_n_steps=2)
+        del values["loss"]
+        hooks = [len(part._forward_pre_hooks) for part in module.modules()]
+        return values, hooks, vars(module).get("counts")
+
+    ((expected, hooks, counts),) = ALONE.run(logged, _Counted)
     shares = counts[:-1] / counts[:-1].sum()
     assert not any(hooks)
     for number, share in enumerate(shares.tolist()):
         assert expected[f"expert_load/net.blocks.0.experts/{number}"] == pytest.approx(share)
     assert expected["expert_load/net.blocks.0.experts/max_violation"] == pytest.approx(float(shares.max()) * 4 - 1)
-    for found, *_ in on(**mesh).run(_logged, Step):
+    for found, *_ in on(**mesh).run(logged, Step):
         assert found == pytest.approx(expected)

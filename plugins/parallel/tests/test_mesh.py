@@ -27,16 +27,15 @@ def test_the_earlier_name_is_the_same_class():
     assert not known_options(MeshParallelStrategy) & {"axes", "options"}
 
 
-def _derived(world_size, **given):
-    ones = dict.fromkeys((*sizes.AXES, "expert"), 1)
-    return sizes.derive(ones | {"data": None} | given, world_size)
-
-
 def test_data_is_what_the_other_axes_leave_over():
-    assert _derived(16, shard=2, tensor=2).shape == (1, 4, 2, 1, 2)
-    assert _derived(8, pipeline=None, data=2).shape == (4, 2, 1, 1, 1)
-    assert _derived(8, shard=None, tensor=None).shape == (1, 1, 8, 1, 1)
-    assert _derived(4, expert=None).expert == 4
+    def derived(world_size, **given):
+        ones = dict.fromkeys((*sizes.AXES, "expert"), 1)
+        return sizes.derive(ones | {"data": None} | given, world_size)
+
+    assert derived(16, shard=2, tensor=2).shape == (1, 4, 2, 1, 2)
+    assert derived(8, pipeline=None, data=2).shape == (4, 2, 1, 1, 1)
+    assert derived(8, shard=None, tensor=None).shape == (1, 1, 8, 1, 1)
+    assert derived(4, expert=None).expert == 4
 
 
 @pytest.mark.parametrize(
@@ -61,25 +60,24 @@ def test_sizes_that_do_not_fit_are_refused_before_work(options, devices, expecte
         Trainer(strategy=MeshParallelStrategy(**options), accelerator="cpu", devices=devices)
 
 
-def _fit_in_two_groups(rank):
-    """The weights of a fit, and of one in a group that is made anew, whose subgroups have other names."""
-    first = train(rank, max_steps=2)[0]
-    end_watch()
-    dist.destroy_process_group()
-    fabric = rank.fabric("ddp")  # makes no mesh
-    fabric.barrier()
-    for _ in range(2):
-        dist.new_group([0, 1])
-    second = train(rank, max_steps=2)[0]
-    fabric.teardown()
-    return first, second
-
-
 @pytest.mark.slow
 @pytest.mark.numbers
 @pytest.mark.parametrize("axis", ["tensor", "shard"])
 def test_a_fit_after_the_group_was_destroyed_uses_groups_of_the_new_one(axis):
-    first, second = on(data=2, **{axis: 2}).run(_fit_in_two_groups)[0]
+    def fit_in_two_groups(rank):
+        """The weights of a fit, and of one in a group that is made anew, whose subgroups have other names."""
+        first = train(rank, max_steps=2)[0]
+        end_watch()
+        dist.destroy_process_group()
+        fabric = rank.fabric("ddp")  # makes no mesh
+        fabric.barrier()
+        for _ in range(2):
+            dist.new_group([0, 1])
+        second = train(rank, max_steps=2)[0]
+        fabric.teardown()
+        return first, second
+
+    first, second = on(data=2, **{axis: 2}).run(fit_in_two_groups)[0]
     assert_equal_tensors(second, first, 0.0)
 
 

@@ -71,52 +71,41 @@ def test_where_parts_are_not_dropped_all_is_drawn_as_on_one_device():
         assert torch.equal(after, expected_after)
 
 
-class _DropsWhole(Block):
-    """Drops its input behind the first cut layer."""
-
-    def forward(self, x):
-        up = self.up(x)
-        return functional.dropout(x, 0.5, self.training) + self.down(up)
-
-
-class _Adapted(Adapter):
-    """A layer with an adapter that drops what it is given, as peft's."""
-
-    def __init__(self):
-        super().__init__(nn.Linear(WIDTH, WIDTH))
-        self.masks = []
-
-    def forward(self, x):
-        mask = functional.dropout(torch.ones_like(x), 0.5, self.training)
-        if torch.is_grad_enabled():
-            self.masks.append(mask)
-        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x * mask))
-
-
-class _Adapting(nn.Module):
-    """Three layers with adapters."""
-
-    def __init__(self):
-        super().__init__()
-        self.left, self.right, self.down = _Adapted(), _Adapted(), _Adapted()
-
-    def forward(self, x):
-        return self.down(self.left(x) * self.right(x))
-
-
-def _adapt(rank):
-    fabric = rank.fabric()
-    torch.manual_seed(3)
-    block = _Adapting()
-    net = nn.Sequential(block)
-    net.tensor_parallel_plan = {"0.left": "colwise", "0.right": "colwise", "0.down": "rowwise"}
-    fabric.backward(fabric.setup(net)(torch.ones(4, WIDTH)).sum())
-    fabric.teardown()
-    return [part.masks[0] for part in (block.left, block.right, block.down)]
-
-
 def test_adapters_drop_the_same_of_whole_inputs_and_other_places_of_parts():
-    (left, right, down), others = on(tensor=2).run(_adapt)
+    class _Adapted(Adapter):
+        """A layer with an adapter that drops what it is given, as peft's."""
+
+        def __init__(self):
+            super().__init__(nn.Linear(WIDTH, WIDTH))
+            self.masks = []
+
+        def forward(self, x):
+            mask = functional.dropout(torch.ones_like(x), 0.5, self.training)
+            if torch.is_grad_enabled():
+                self.masks.append(mask)
+            return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x * mask))
+
+    class _Adapting(nn.Module):
+        """Three layers with adapters."""
+
+        def __init__(self):
+            super().__init__()
+            self.left, self.right, self.down = _Adapted(), _Adapted(), _Adapted()
+
+        def forward(self, x):
+            return self.down(self.left(x) * self.right(x))
+
+    def adapt(rank):
+        fabric = rank.fabric()
+        torch.manual_seed(3)
+        block = _Adapting()
+        net = nn.Sequential(block)
+        net.tensor_parallel_plan = {"0.left": "colwise", "0.right": "colwise", "0.down": "rowwise"}
+        fabric.backward(fabric.setup(net)(torch.ones(4, WIDTH)).sum())
+        fabric.teardown()
+        return [part.masks[0] for part in (block.left, block.right, block.down)]
+
+    (left, right, down), others = on(tensor=2).run(adapt)
     assert torch.equal(left, others[0])
     assert torch.equal(right, others[1])
     assert down.shape == (4, WIDTH // 2)
@@ -124,6 +113,13 @@ def test_adapters_drop_the_same_of_whole_inputs_and_other_places_of_parts():
 
 
 def test_whole_values_that_are_dropped_between_cut_layers_are_refused():
+    class _DropsWhole(Block):
+        """Drops its input behind the first cut layer."""
+
+        def forward(self, x):
+            up = self.up(x)
+            return functional.dropout(x, 0.5, self.training) + self.down(up)
+
     def make():
         net = Net(0.0)
         net.blocks[0] = _DropsWhole(0.0)
@@ -133,35 +129,32 @@ def test_whole_values_that_are_dropped_between_cut_layers_are_refused():
         assert error.startswith("_DropsWhole 'blocks.0' drops some of what all ranks of a tensor group have whole")
 
 
-class _Dropping(Stacked):
-    """Experts that drop, of which one rank has more tokens than the other."""
-
-    def forward(self, tokens, numbers, weights):
-        return super().forward(functional.dropout(tokens, 0.5, self.training), numbers, weights)
-
-
-class _Mixture(nn.Module):
-    tensor_parallel_plan = {"experts": "moe_tp_experts"}
-
-    def __init__(self):
-        super().__init__()
-        self.experts = _Dropping()
-
-    def forward(self, x):
-        numbers = torch.zeros(len(x), 1, dtype=torch.long)
-        numbers[0] = 3
-        return self.experts(x, numbers, torch.ones(len(x), 1))
-
-
-def _mix(rank):
-    fabric = rank.fabric()
-    model = fabric.setup(_Mixture())
-    torch.manual_seed(3)
-    fabric.backward(model(torch.ones(5, WIDTH)).sum())
-    fabric.teardown()
-    return torch.rand(1)
-
-
 def test_experts_that_drop_leave_all_ranks_with_the_same_numbers():
-    one, other = on(in_process=True, tensor=2).run(_mix)
+    class _Dropping(Stacked):
+        """Experts that drop, of which one rank has more tokens than the other."""
+
+        def forward(self, tokens, numbers, weights):
+            return super().forward(functional.dropout(tokens, 0.5, self.training), numbers, weights)
+
+    class _Mixture(nn.Module):
+        tensor_parallel_plan = {"experts": "moe_tp_experts"}
+
+        def __init__(self):
+            super().__init__()
+            self.experts = _Dropping()
+
+        def forward(self, x):
+            numbers = torch.zeros(len(x), 1, dtype=torch.long)
+            numbers[0] = 3
+            return self.experts(x, numbers, torch.ones(len(x), 1))
+
+    def mix(rank):
+        fabric = rank.fabric()
+        model = fabric.setup(_Mixture())
+        torch.manual_seed(3)
+        fabric.backward(model(torch.ones(5, WIDTH)).sum())
+        fabric.teardown()
+        return torch.rand(1)
+
+    one, other = on(in_process=True, tensor=2).run(mix)
     assert torch.equal(one, other)

@@ -1,7 +1,5 @@
 """The parts of a model are found, by whoever says them, and make stages."""
 
-from functools import partial
-
 import pytest
 import torch
 from language import ALONE, on
@@ -12,7 +10,6 @@ from core import ConfigurationError, CoreError, Module
 from core_parallel import MeshParallelStrategy
 from core_parallel.stages import forward_check, found_blocks, part_times, parts
 from core_parallel.stages.layout import Layout
-from core_testing.ranks import Backend
 
 
 class Fixed(nn.Module):
@@ -42,13 +39,12 @@ class Wrapped(nn.Module):
         return self.net(x).sum()
 
 
-def names_of(user, cut):
-    names = {id(module): name for name, module in user.named_modules()}
-    return [names.get(id(part), "a function") for stage in cut.stages for part in stage]
-
-
 @pytest.mark.parametrize(("make", "prefix"), [(Fixed, ""), (Wrapped, "net.")])
 def test_parts_have_names_in_the_users_module(make, prefix):
+    def names_of(user, cut):
+        names = {id(module): name for name, module in user.named_modules()}
+        return [names.get(id(part), "a function") for stage in cut.stages for part in stage]
+
     user = make()
     cut = parts.cut(user, 3, [f"{prefix}embed", torch.relu, f"{prefix}blocks.*", f"{prefix}head"])
     assert (cut.name, cut.module) == (prefix[:-1], user.get_submodule(prefix[:-1]))
@@ -158,21 +154,20 @@ def test_counts_that_do_not_fit_are_refused(balanced, expected):
         parts.cut(_tied((0, 2)), 3, None, balanced)
 
 
-class _Slow(nn.Module):
-    """A part that takes its seconds of a clock of the test's own, and counts its calls."""
-
-    def __init__(self, seconds, clock):
-        super().__init__()
-        self.seconds, self.clock = seconds, clock
-        self.calls = nn.Buffer(torch.zeros(()))
-
-    def forward(self, x):
-        self.clock[0] += self.seconds
-        self.calls += 1
-        return x + torch.rand(())
-
-
 def test_stages_take_about_as_long(monkeypatch):
+    class _Slow(nn.Module):
+        """A part that takes its seconds of a clock of the test's own, and counts its calls."""
+
+        def __init__(self, seconds, clock):
+            super().__init__()
+            self.seconds, self.clock = seconds, clock
+            self.calls = nn.Buffer(torch.zeros(()))
+
+        def forward(self, x):
+            self.clock[0] += self.seconds
+            self.calls += 1
+            return x + torch.rand(())
+
     clock = [0.0]
     monkeypatch.setattr(part_times, "perf_counter", lambda: clock[0])
     user = nn.Sequential(*(_Slow(seconds, clock) for seconds in (1, 1, 1, 5, 1)))
@@ -203,21 +198,6 @@ def test_a_balance_is_a_rule_or_counts(given):
         MeshParallelStrategy(pipeline=2, balance=given)
 
 
-class _Beside(nn.Module):
-    """A model whose layers are given something beside the result of the layer before."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Linear(4, 4)
-        self.layers = nn.ModuleList([nn.Bilinear(4, 4, 4), nn.Bilinear(4, 4, 4)])
-
-    def forward(self, x):
-        x, beside = self.embed(x), x.cos()
-        for layer in self.layers:
-            x = layer(x, beside)
-        return x
-
-
 def test_a_parameter_that_was_put_into_a_part_stays_there():
     user = Fixed()
     user.scale = nn.Parameter(torch.ones(()))
@@ -229,33 +209,46 @@ def test_a_parameter_that_was_put_into_a_part_stays_there():
 
 
 def test_what_goes_beside_is_no_part():
+    class _Beside(nn.Module):
+        """A model whose layers are given something beside the result of the layer before."""
+
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Linear(4, 4)
+            self.layers = nn.ModuleList([nn.Bilinear(4, 4, 4), nn.Bilinear(4, 4, 4)])
+
+        def forward(self, x):
+            x, beside = self.embed(x), x.cos()
+            for layer in self.layers:
+                x = layer(x, beside)
+            return x
+
     user = _Beside()
     layout = Layout(user, parts.cut(user, 2, ["embed", "layers.*"]), 2, 0)
     with pytest.raises(CoreError, match=r"which end in a TypeError: .* missing 1 required .* what goes beside is"):
         forward_check.check(layout, (torch.randn(3, 4),), {})
 
 
-def learn(rank):
-    """The model's result after a step, and the parameters that this rank has."""
-    torch.manual_seed(0)
-    fabric, x = rank.fabric(), torch.linspace(-1, 1, 32, dtype=torch.float64).reshape(8, 4)
-    module = Wrapped().double()
-    module.example_input_array = x
-    model = fabric.setup(module)
-    optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
-    fabric.backward(model(x))
-    optimizer.step()
-    result = model(x).detach()
-    own = [name for name, one in model.named_parameters() if not one.is_meta]
-    fabric.teardown()
-    return result, own
-
-
 @pytest.mark.parametrize("balanced", [[3, 10], "time"])
 def test_named_parts_equal_one_device(balanced):
+    def learn(rank):
+        """The model's result after a step, and the parameters that this rank has."""
+        torch.manual_seed(0)
+        fabric, x = rank.fabric(), torch.linspace(-1, 1, 32, dtype=torch.float64).reshape(8, 4)
+        module = Wrapped().double()
+        module.example_input_array = x
+        model = fabric.setup(module)
+        optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
+        fabric.backward(model(x))
+        optimizer.step()
+        result = model(x).detach()
+        own = [name for name, one in model.named_parameters() if not one.is_meta]
+        fabric.teardown()
+        return result, own
+
     names = ["net.embed", torch.relu, "net.blocks.*", "net.head"]
-    strategy = partial(MeshParallelStrategy, pipeline=2, parts=names, balance=balanced)
-    runs, expected = Backend(strategy, "cpu", 2, 1, in_process=True).run(learn), ALONE.run(learn)[0]
+    runs = on(in_process=True, pipeline=2, parts=names, balance=balanced).run(learn)
+    expected = ALONE.run(learn)[0]
     for result, _ in runs:
         torch.testing.assert_close(result, expected[0], rtol=0, atol=1e-12)
     assert runs[0][1] + runs[1][1] == expected[1]

@@ -18,22 +18,21 @@ from core_testing.training import assert_equal_tensors
 _TWO = on(in_process=True, pipeline=2, microbatches=2)
 
 
-def _run(rank):
-    """All stages: weights, values of steps and epochs, and predictions in the order of the data."""
-    seen, module = pipelines.Seen(), pipelines.Net(0.1)
-    torch.manual_seed(5 + rank.number)  # ranks of a pipeline share the state of their first
-    options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3}
-    trainer = rank.trainer(max_epochs=2, callbacks=seen, **options)
-    batches = pipelines.loader(30, 8)  # the last batch has 6, which 4 microbatches don't divide
-    trainer.fit(module, batches, batches)
-    fitted = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    tested = trainer.test(module, batches)
-    predicted = trainer.predict(module, batches)
-    return seen.weights, seen.steps, fitted, tested, torch.cat(predicted)
-
-
 @pytest.mark.numbers
 def test_all_stages_equal_one_device():
+    def _run(rank):
+        """All stages: weights, values of steps and epochs, and predictions in the order of the data."""
+        seen, module = pipelines.Seen(), pipelines.Net(0.1)
+        torch.manual_seed(5 + rank.number)  # ranks of a pipeline share the state of their first
+        options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3}
+        trainer = rank.trainer(max_epochs=2, callbacks=seen, **options)
+        batches = pipelines.loader(30, 8)  # the last batch has 6, which 4 microbatches don't divide
+        trainer.fit(module, batches, batches)
+        fitted = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        tested = trainer.test(module, batches)
+        predicted = trainer.predict(module, batches)
+        return seen.weights, seen.steps, fitted, tested, torch.cat(predicted)
+
     expected = ALONE.run(_run)[0]
     first, second = on(in_process=True, pipeline=2, microbatches=4).run(_run)
     assert_equal_tensors(first[0], expected[0], 1e-12)
@@ -73,16 +72,6 @@ class _Stranger(_Model):
 class _Listed(_Model):
     def pipeline(self):
         return [nn.ModuleList([self.first]), self.last]
-
-
-class _LeavingOut(_Model):
-    """Leaves out a layer by a draw of Python."""
-
-    def forward(self, x):
-        for layer in (self.first, self.last):
-            if random.random() >= 0.01:
-                x = layer(x)
-        return x
 
 
 class _Ends(_Model):
@@ -229,6 +218,15 @@ def test_what_cannot_be_right_is_refused_by_name(make, call, expected):
 
 
 def test_layers_that_python_leaves_out_by_chance_are_no_parts():
+    class _LeavingOut(_Model):
+        """Leaves out a layer by a draw of Python."""
+
+        def forward(self, x):
+            for layer in (self.first, self.last):
+                if random.random() >= 0.01:
+                    x = layer(x)
+            return x
+
     random.seed(0)
     for error in _TWO.run(refusal, _LeavingOut, _once):
         assert "_LeavingOut.forward isn't its parts" in error
@@ -262,19 +260,18 @@ def test_results_of_a_stage_that_cannot_travel_are_refused(make, expected):
         _TWO.run(_call, make)
 
 
-def _drawn(rank):
-    fabric = rank.fabric()
-    model = fabric.setup(nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4), nn.Dropout()))
-    outputs = []
-    for seed in (3, None, 3):
-        if seed is not None:
-            fabric.seed_everything(seed)
-        outputs.append(model(torch.ones(8, 4)).detach())
-    fabric.teardown()
-    return outputs
-
-
 def test_dropout_draws_anew_in_each_call_and_again_from_a_seed():
+    def _drawn(rank):
+        fabric = rank.fabric()
+        model = fabric.setup(nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4), nn.Dropout()))
+        outputs = []
+        for seed in (3, None, 3):
+            if seed is not None:
+                fabric.seed_everything(seed)
+            outputs.append(model(torch.ones(8, 4)).detach())
+        fabric.teardown()
+        return outputs
+
     (first, second, again), others = _TWO.run(_drawn)
     assert not torch.equal(first, second)
     assert not torch.equal(first[:4], first[4:]), "two microbatches have one mask"
@@ -293,20 +290,19 @@ def test_each_stage_and_microbatch_draws_its_own_numbers_on_a_cpu():
     assert len(drawn) == 27
 
 
-def _refused(rank):
-    fabrics = rank.fabric(on(pipeline=2, schedule="ZBVZeroBubble").strategy(), compile=True), rank.fabric()
-    split = r"compile=True with schedule='ZBVZeroBubble', which computes .* Use 'GPi"
-    with pytest.raises(ConfigurationError, match=split):
-        fabrics[0].setup(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))))
-    model = fabrics[1].setup(_Model())
-    with pytest.raises(ConfigurationError, match="LBFGS makes one vector of all parameters"):
-        fabrics[1].setup_optimizers(torch.optim.LBFGS(model.parameters()))
-    for fabric in fabrics:
-        fabric.teardown()
-    return "refused"
-
-
 def test_compiling_with_a_split_backward_and_lbfgs_are_refused():
+    def _refused(rank):
+        fabrics = rank.fabric(on(pipeline=2, schedule="ZBVZeroBubble").strategy(), compile=True), rank.fabric()
+        split = r"compile=True with schedule='ZBVZeroBubble', which computes .* Use 'GPi"
+        with pytest.raises(ConfigurationError, match=split):
+            fabrics[0].setup(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))))
+        model = fabrics[1].setup(_Model())
+        with pytest.raises(ConfigurationError, match="LBFGS makes one vector of all parameters"):
+            fabrics[1].setup_optimizers(torch.optim.LBFGS(model.parameters()))
+        for fabric in fabrics:
+            fabric.teardown()
+        return "refused"
+
     assert _TWO.run(_refused) == ["refused"] * 2
 
 

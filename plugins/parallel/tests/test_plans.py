@@ -6,18 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from language import ALONE, WORDS, Seen, transformers_model
+from language import ALONE, WORDS, Seen, on, transformers_model
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import CoreError, Module
-from core_parallel import MeshParallelStrategy
 from core_parallel.modules import absent
 from core_parallel.pipeline import batch_norms
 from core_parallel.stages import parts
 from core_parallel.stages.layout import Layout
-from core_testing.ranks import Backend
 from core_testing.training import assert_equal_tensors
 
 _NEEDED = "needs transformers, which the extra hugging-face brings"
@@ -137,25 +135,24 @@ def test_each_stage_computes_with_its_own_parts_and_what_lies_between(make, name
     assert list(dict(own.named_modules())) == list(dict(user.named_modules())), "parts are in their places again"
 
 
-class _Blocks(Base):
-    """Its forward calls parts in a block, and ends by a computation in place."""
-
-    def __init__(self):
-        super().__init__()
-        self.ends = []
-
-    def forward(self, ids, **others):
-        try:
-            with torch.random.fork_rng([]):
-                states = super().forward(ids, **others)
-            states += self.places.weight.sum()
-            self.ends.append("reached")
-            return states
-        finally:
-            self.ends.append("finally")
-
-
 def test_a_forward_with_blocks_around_its_parts_comes_to_its_end():
+    class _Blocks(Base):
+        """Its forward calls parts in a block, and ends by a computation in place."""
+
+        def __init__(self):
+            super().__init__()
+            self.ends = []
+
+        def forward(self, ids, **others):
+            try:
+                with torch.random.fork_rng([]):
+                    states = super().forward(ids, **others)
+                states += self.places.weight.sum()
+                self.ends.append("reached")
+                return states
+            finally:
+                self.ends.append("finally")
+
     user = User(partial(Head, _Blocks())).double()
     expected = user.net(words())["logits"]
     given = None
@@ -240,24 +237,23 @@ def test_what_a_plan_does_not_give_is_refused_by_name(make, others, expected):
         layout.cut.replay.around(layout.fold, (words(),), others)
 
 
-class _Towers(nn.Module):
-    """Blocks of which the result needs those in the middle too, or a batch norm before them."""
-
-    def __init__(self, *, norm=False):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(4) if norm else nn.Identity()
-        self.left, self.right = (nn.ModuleList(nn.Linear(4, 4) for _ in range(2)) for _ in range(2))
-
-    def forward(self, x):
-        left = right = self.norm(x)
-        for block in self.left:
-            left = block(left)
-        for block in self.right:
-            right = block(right)
-        return left * right
-
-
 def test_what_blocks_do_not_give_is_refused_by_name():
+    class _Towers(nn.Module):
+        """Blocks of which the result needs those in the middle too, or a batch norm before them."""
+
+        def __init__(self, *, norm=False):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4) if norm else nn.Identity()
+            self.left, self.right = (nn.ModuleList(nn.Linear(4, 4) for _ in range(2)) for _ in range(2))
+
+        def forward(self, x):
+            left = right = self.norm(x)
+            for block in self.left:
+                left = block(left)
+            for block in self.right:
+                right = block(right)
+            return left * right
+
     towers = Layout(user := _Towers(), parts.cut(user, 2), 2, 0)
     assert towers.cut.replay is not None
     with pytest.raises(CoreError, match=r"computes its result also from .* 'right\.1' alone is shared by all ranks"):
@@ -275,11 +271,6 @@ class _Pair(nn.Module):
 
 class _Other(nn.Module):
     config = SimpleNamespace(base_model_pp_plan={"wte": (), "h": ()})
-
-
-class _Declares(Head):
-    def pipeline(self):
-        return [self.model, self.head]
 
 
 @pytest.mark.parametrize(
@@ -312,6 +303,10 @@ def test_one_of_two_models_is_named():
 
 
 def test_a_pipeline_of_the_users_own_counts_before_a_plan():
+    class _Declares(Head):
+        def pipeline(self):
+            return [self.model, self.head]
+
     assert parts.cut(_Declares(), 2).replay is None
     names = ["net.model.embed", "net.model.layers.*", "net.model.norm"]
     assert parts.cut(User(), 2, names).replay is None
@@ -351,21 +346,6 @@ class Causal(Module):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-class OfLogits(Causal):
-    """A step that makes its loss of logits, and layers that are computed again in backward."""
-
-    def __init__(self, name, **options):
-        super().__init__(name, **options)
-        # Its name is another one since transformers 5.20.
-        enable = getattr(self.model, "activation_checkpointing_enable", None)
-        (enable or self.model.gradient_checkpointing_enable)()
-
-    def training_step(self, batch, batch_idx):
-        words, mask = batch
-        logits = self.model(words, mask).logits
-        return functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
-
-
 def texts(num_samples, batch_size):
     words = torch.randint(1, WORDS, (num_samples, 9), generator=torch.Generator().manual_seed(1))
     mask = (torch.arange(9) >= torch.arange(num_samples)[:, None] % 3).long()  # padded on the left
@@ -381,31 +361,42 @@ def train(rank, module, **options):
     return seen.weights, values, torch.cat(trainer.predict(module, batches))
 
 
-def train_whole(rank):
-    models = [
-        Causal("Granite", embedding_multiplier=3.0, logits_scaling=2.0),
-        Causal("Llama", tie_word_embeddings=True),
-        Causal("Qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=1),
-    ]
-    return [train(rank, one, accumulate_grad_batches=2, gradient_clip_val=0.3) for one in models]
-
-
-def train_scheduled(rank):
-    """Models whose norms and losses aren't in float32, where the gradients of microbatches are rounded otherwise."""
-    sizes = {"num_hidden_layers": 4, "ffn_dim": 32, "word_embed_proj_dim": 16}
-    without_plan = OfLogits("OPT", tie_word_embeddings=True, dropout=0.0, **sizes)
-    models = [OfLogits("GPTNeoX"), OfLogits("Phi"), without_plan]
-    return [train(rank, one, accumulate_grad_batches=2, gradient_clip_val=0.3) for one in models]
-
-
 @pytest.mark.slow
 @pytest.mark.numbers
 @pytest.mark.parametrize("schedule", [None, "1F1B"])  # the others run the same stages: test_schedules.py has them
 def test_models_of_transformers_equal_one_device(schedule):
+    class OfLogits(Causal):
+        """A step that makes its loss of logits, and layers that are computed again in backward."""
+
+        def __init__(self, name, **options):
+            super().__init__(name, **options)
+            # Its name is another one since transformers 5.20.
+            enable = getattr(self.model, "activation_checkpointing_enable", None)
+            (enable or self.model.gradient_checkpointing_enable)()
+
+        def training_step(self, batch, batch_idx):
+            words, mask = batch
+            logits = self.model(words, mask).logits
+            return functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+
+    def train_whole(rank):
+        models = [
+            Causal("Granite", embedding_multiplier=3.0, logits_scaling=2.0),
+            Causal("Llama", tie_word_embeddings=True),
+            Causal("Qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=1),
+        ]
+        return [train(rank, one, accumulate_grad_batches=2, gradient_clip_val=0.3) for one in models]
+
+    def train_scheduled(rank):
+        """Norms and losses aren't in float32, where gradients of microbatches are rounded otherwise."""
+        sizes = {"num_hidden_layers": 4, "ffn_dim": 32, "word_embed_proj_dim": 16}
+        without_plan = OfLogits("OPT", tie_word_embeddings=True, dropout=0.0, **sizes)
+        models = [OfLogits("GPTNeoX"), OfLogits("Phi"), without_plan]
+        return [train(rank, one, accumulate_grad_batches=2, gradient_clip_val=0.3) for one in models]
+
     pytest.importorskip("transformers", reason=_NEEDED)
-    strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule)
     function = train_scheduled if schedule else train_whole
-    runs, expected = Backend(strategy, "cpu", 2, 1).run(function), ALONE.run(function)[0]
+    runs, expected = on(pipeline=2, schedule=schedule).run(function), ALONE.run(function)[0]
     for run in runs:
         for (_, values, predicted), (_, of_one, alone) in zip(run, expected, strict=True):
             assert values == pytest.approx(of_one, abs=1e-12)

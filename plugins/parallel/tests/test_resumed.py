@@ -14,10 +14,8 @@ from core_testing.training import assert_equal_tensors
 pytestmark = [pytest.mark.slow, pytest.mark.numbers]
 _MIXTURE = partial(Step, MixtureNet)
 _PARTS, _ONE_FILE = DistributedCheckpointIO, TorchCheckpointIO
-_ONE, _DDP, _FSDP = (
-    *(Backend(SingleDeviceStrategy, "cpu"), Backend(DDPStrategy, "cpu", 2, 2)),
-    Backend(FSDPStrategy, "cpu", 2, 2),
-)
+_ONE = Backend(SingleDeviceStrategy, "cpu")
+_DDP, _FSDP = (Backend(each, "cpu", 2, 2) for each in (DDPStrategy, FSDPStrategy))
 _PIPELINES, _INTERLEAVED = on(data=2, pipeline=2), on(pipeline=2, schedule="Interleaved1F1B")
 _STAGES_OF_LAYERS, _LAYERS = on(pipeline=2, tensor=2, schedule="1F1B"), on(shard=2, tensor=2)
 _EXPERTS, _COPIES = on(data=2, expert=2), on(data=4, expert=2)

@@ -12,7 +12,7 @@ from unittest import mock
 import pipelines
 import pytest
 import torch
-from language import ALONE, on
+from language import ALONE, Seen, on
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -27,35 +27,6 @@ SCHEDULES = ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBu
 _IN_PROCESS = on(in_process=True, pipeline=2, schedule="1F1B", microbatches=4)
 
 
-class Deep(pipelines.Net):
-    """`Net` with more parts, so that there are enough for two stages on each of four ranks."""
-
-    def __init__(self):
-        super().__init__(noise=0.0)
-        torch.manual_seed(1)
-        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8)]).double()
-
-    def training_step(self, batch, batch_idx):
-        self.log("before", batch[0].mean(), on_step=False, on_epoch=True)
-        loss = super().training_step(batch, batch_idx)
-        self.log_dict({"largest": loss, "whole": 2}, reduce_fx="max")
-        return loss
-
-
-def fit_all(rank, names, pipeline=1):
-    """Weights, the values of steps, and those of the epoch, with several schedules in one group of ranks."""
-    found = []
-    for name in names:
-        seen = pipelines.Seen()
-        strategy = None if name is None else MeshParallelStrategy(pipeline=pipeline, schedule=name, microbatches=4)
-        options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "limit_val_batches": 0}
-        trainer = rank.trainer(strategy, max_epochs=1, callbacks=seen, **options)
-        # The last batch has 6 samples, for which 4 microbatches become 3. Windows of 2.
-        trainer.fit(Deep(), pipelines.loader(22, 8))
-        found.append((seen.weights, seen.steps, {key: float(one) for key, one in trainer.callback_metrics.items()}))
-    return found
-
-
 @pytest.mark.numbers
 @pytest.mark.parametrize(
     ("names", "pipeline"),
@@ -67,6 +38,33 @@ def fit_all(rank, names, pipeline=1):
     ids=["two", "all", "of four stages"],
 )
 def test_schedules_equal_one_device(names, pipeline):
+    class Deep(pipelines.Net):
+        """`Net` with more parts, so that there are enough for two stages on each of four ranks."""
+
+        def __init__(self):
+            super().__init__(noise=0.0)
+            torch.manual_seed(1)
+            self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8)]).double()
+
+        def training_step(self, batch, batch_idx):
+            self.log("before", batch[0].mean(), on_step=False, on_epoch=True)
+            loss = super().training_step(batch, batch_idx)
+            self.log_dict({"largest": loss, "whole": 2}, reduce_fx="max")
+            return loss
+
+    def fit_all(rank, names, pipeline=1):
+        """Weights, the values of steps, and those of the epoch, with several schedules in one group of ranks."""
+        found = []
+        for name in names:
+            seen = pipelines.Seen()
+            strategy = None if name is None else MeshParallelStrategy(pipeline=pipeline, schedule=name, microbatches=4)
+            options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "limit_val_batches": 0}
+            trainer = rank.trainer(strategy, max_epochs=1, callbacks=seen, **options)
+            # The last batch has 6 samples, for which 4 microbatches become 3. Windows of 2.
+            trainer.fit(Deep(), pipelines.loader(22, 8))
+            found.append((seen.weights, seen.steps, {key: float(one) for key, one in trainer.callback_metrics.items()}))
+        return found
+
     runs = on(in_process=True, pipeline=pipeline).run(fit_all, names, pipeline)
     ((weights, steps, values),) = ALONE.run(fit_all, [None])[0]
     for name, (found, own, logged), other in zip(names, runs[0], runs[-1], strict=True):
@@ -118,8 +116,7 @@ def rows(num_samples=8, batch_size=8):
 
 def train_rows(rank, step, parts=None, prepare=None, **options):
     """One epoch: weights, values and the number of calls of the step."""
-    module, seen = Row(step, parts), pipelines.Seen()
-    seen.on_train_batch_end = lambda *_: None
+    module, seen = Row(step, parts), Seen()
     if prepare is not None:
         prepare(module)
     trainer = rank.trainer(max_epochs=1, callbacks=seen, limit_val_batches=0, **options)
@@ -213,46 +210,43 @@ def test_steps_equal_one_device(step, options):
     assert num_steps == other[2] == expected_steps == 2, "a counter goes up once a batch, and the trial doesn't count"
 
 
-def of_noise(model, batch):
-    """The error of a model that was given noise, and is the identity: 0 if both ranks have drawn the same."""
-    inputs, _ = batch
-    noise = torch.randn_like(inputs) + torch.rand(()) + random.random()
-    loss = (model(noise) - noise).square().mean()
-    model.log("loss", loss)
-    model.log("noise", noise.mean())
-    return loss
-
-
-def identity(model):
-    for layer in model.layers:
-        nn.init.eye_(layer.weight)
-        nn.init.zeros_(layer.bias)
-
-
 def test_both_ends_of_a_step_draw_the_same():
+    def of_noise(model, batch):
+        """The error of a model that was given noise, and is the identity: 0 if both ranks have drawn the same."""
+        inputs, _ = batch
+        noise = torch.randn_like(inputs) + torch.rand(()) + random.random()
+        loss = (model(noise) - noise).square().mean()
+        model.log("loss", loss)
+        model.log("noise", noise.mean())
+        return loss
+
+    def identity(model):
+        for layer in model.layers:
+            nn.init.eye_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
     run = partial(train_rows, step=of_noise, prepare=identity)
     runs = _IN_PROCESS.run(run)
     assert runs[0][1]["loss"] == 0
     assert runs[0][1]["noise"] != 0
 
 
-def by_fabric(rank):
-    """Two steps of a loop by hand: losses, and weights."""
-    fabric, module = rank.fabric(precision="64-true"), Row(lambda *_: None)
-    model = fabric.setup(module)
-    optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
-    losses = []
-    for batch in rows(16):
-        losses.append(float(fabric.step(model, batch, loss_of)))
-        optimizer.step()
-        optimizer.zero_grad()
-    state = fabric.strategy.get_module_state_dict(module, layout="full")
-    fabric.teardown()
-    return losses, state
-
-
 @pytest.mark.numbers
 def test_a_loop_by_hand_steps_through_a_schedule():
+    def by_fabric(rank):
+        """Two steps of a loop by hand: losses, and weights."""
+        fabric, module = rank.fabric(precision="64-true"), Row(lambda *_: None)
+        model = fabric.setup(module)
+        optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
+        losses = []
+        for batch in rows(16):
+            losses.append(float(fabric.step(model, batch, loss_of)))
+            optimizer.step()
+            optimizer.zero_grad()
+        state = fabric.strategy.get_module_state_dict(module, layout="full")
+        fabric.teardown()
+        return losses, state
+
     (losses, weights), other = on(in_process=True, pipeline=2, schedule="ZBVZeroBubble", microbatches=4).run(by_fabric)
     expected, expected_weights = ALONE.run(by_fabric)[0]
     assert losses == pytest.approx(expected, abs=1e-12)
@@ -305,18 +299,6 @@ def decorated(model, batch):
     return loss_of(model, batch)
 
 
-def beside_blocks(model, batch):
-    """Blocks that end before the call, or begin after it, leave the schedule as it is."""
-    with factor_of(2.0):
-        inputs = batch[0] * FACTORS[0]
-    try:
-        pass
-    finally:
-        loss = model(inputs)
-    with factor_of(3.0):
-        return (loss.square() * FACTORS[0]).mean()
-
-
 def train_in_blocks(rank, step, schedule, num_rows=16):
     """Some batches: weights and values, the events of each, and the places that warnings name."""
     EVENTS.clear()
@@ -328,8 +310,7 @@ def train_in_blocks(rank, step, schedule, num_rows=16):
             EVENTS.clear()
 
     options = {} if schedule is None else {"strategy": MeshParallelStrategy(pipeline=2, schedule=schedule)}
-    module, seen = Row(step, times_factor), pipelines.Seen()
-    seen.on_train_batch_end = lambda *_: None
+    module, seen = Row(step, times_factor), Seen()
     trainer = rank.trainer(max_epochs=1, callbacks=[Splits(), seen], limit_val_batches=0, **options)
     with mock.patch.object(scheduled_step._log, "warning") as warned:
         trainer.fit(module, rows(num_rows))
@@ -358,6 +339,17 @@ def test_blocks_around_the_call_hold_in_all_stages_and_end_once(step):
 
 @pytest.mark.numbers
 def test_blocks_beside_the_call_leave_the_schedule():
+    def beside_blocks(model, batch):
+        """Blocks that end before the call, or begin after it, leave the schedule as it is."""
+        with factor_of(2.0):
+            inputs = batch[0] * FACTORS[0]
+        try:
+            pass
+        finally:
+            loss = model(inputs)
+        with factor_of(3.0):
+            return (loss.square() * FACTORS[0]).mean()
+
     run = partial(train_in_all_blocks, step=beside_blocks, num_rows=40)
     expected = ALONE.run(run, [None])[0][0][0]
     # In the first four batches losses are compared: the module has a counter.
@@ -366,14 +358,13 @@ def test_blocks_beside_the_call_leave_the_schedule():
     assert (len(events), len(others)) == (4, 8), "of each of four microbatches, one rank runs what is before the call"
 
 
-def in_block_later(model, batch):
-    if not model.trainer.global_step:
-        return loss_of(model, batch)
-    with factor_of(2.0):
-        return loss_of(model, batch)
-
-
 def test_a_block_that_only_later_steps_have_is_refused():
+    def in_block_later(model, batch):
+        if not model.trainer.global_step:
+            return loss_of(model, batch)
+        with factor_of(2.0):
+            return loss_of(model, batch)
+
     expected = r"called the model within a block .*test_schedules\.py:\d+\), and .* it didn't"
     with pytest.raises(WorkerError, match=expected):
         on(pipeline=2, schedule="1F1B").run(partial(train_rows, step=in_block_later))
@@ -452,12 +443,6 @@ def by_hand(model):
     model.automatic_optimization = False
 
 
-def errors_of(rank, step, prepare):
-    with pytest.raises(CoreError) as caught:
-        train_rows(rank, step, prepare=prepare)
-    return str(caught.value)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "prepare", "expected"),
@@ -487,6 +472,11 @@ def errors_of(rank, step, prepare):
     ],
 )
 def test_what_a_schedule_cannot_do_right_is_refused_by_name_on_all_ranks(step, prepare, expected):
+    def errors_of(rank, step, prepare):
+        with pytest.raises(CoreError) as caught:
+            train_rows(rank, step, prepare=prepare)
+        return str(caught.value)
+
     for error in _IN_PROCESS.run(errors_of, step, prepare):
         assert re.search(expected, error), error
 
@@ -545,10 +535,6 @@ def test_what_one_rank_finds_ends_all(step, parts, expected):
         _IN_PROCESS.run(partial(train_rows, step=step, parts=parts))
 
 
-class _Stages(nn.Sequential):
-    fades_in = 0.0
-
-
 def _of_labels(model, batch, module):
     return nn.functional.cross_entropy(model(batch[0]), batch[1], ignore_index=-100)
 
@@ -562,27 +548,29 @@ def _sum_of_zeros(model, batch, module):
     return model(batch[0]).square().sum()
 
 
-def _lose_again(rank, loss):
-    """The error at other labels, or at another attribute, than those of the first call."""
-    inputs, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(8, dtype=torch.long)
-    net, fabric = _Stages(nn.Linear(4, 4), nn.Linear(4, 4)), rank.fabric()
-    model = fabric.setup(net)
-    step = partial(lambda batch: loss(model, batch, net))
-    if loss is _sum_of_zeros:
-        for one in net[1].parameters():
-            nn.init.zeros_(one)
-    else:
-        fabric.strategy.compute_loss(step, [inputs, labels], net)
-    net.fades_in = 0.5
-    with pytest.raises(CoreError) as caught:
-        fabric.strategy.compute_loss(step, [inputs, torch.where(torch.arange(8) < 3, -100, labels)], net)
-    fabric.teardown()
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("loss", [_of_labels, _contrastive, _sum_of_zeros])
 def test_losses_of_microbatches_are_compared_again_at_another_key(loss):
-    for error in on(in_process=True, pipeline=2, schedule="GPipe", microbatches=2).run(_lose_again, loss):
+    class _Stages(nn.Sequential):
+        fades_in = 0.0
+
+    def lose_again(rank, loss):
+        """The error at other labels, or at another attribute, than those of the first call."""
+        inputs, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(8, dtype=torch.long)
+        net, fabric = _Stages(nn.Linear(4, 4), nn.Linear(4, 4)), rank.fabric()
+        model = fabric.setup(net)
+        step = partial(lambda batch: loss(model, batch, net))
+        if loss is _sum_of_zeros:
+            for one in net[1].parameters():
+                nn.init.zeros_(one)
+        else:
+            fabric.strategy.compute_loss(step, [inputs, labels], net)
+        net.fades_in = 0.5
+        with pytest.raises(CoreError) as caught:
+            fabric.strategy.compute_loss(step, [inputs, torch.where(torch.arange(8) < 3, -100, labels)], net)
+        fabric.teardown()
+        return str(caught.value)
+
+    for error in on(in_process=True, pipeline=2, schedule="GPipe", microbatches=2).run(lose_again, loss):
         assert re.search(r"loss for a batch is .*, and the mean of those for its 2 microbatches", error), error
 
 

@@ -23,99 +23,64 @@ from core_testing.ranks import Backend
 _on_two = Backend(MeshParallelStrategy, "cpu", 2, 1)
 
 
-class _Validates(Step):
-    def validation_step(self, batch, batch_idx):
-        self.log("error", self.compute(batch[0]).square().mean())
-
-
-class _Fails:
-    """An attempt, and the message with which it ended."""
-
-    def __init__(self, rank, strategy):
-        self.make = partial(rank.trainer, strategy, max_epochs=1, max_steps=4)
-
-    def fit(self, module, *loaders):
-        self.trainer = self.make(limit_val_batches=1.0 if len(loaders) > 1 else 0)
-        try:
-            self.trainer.fit(module, *loaders)
-        except CoreError as error:
-            return str(error)
-        return None
-
-
-class _Late(Dataset[Tensor]):
-    """Samples of which those of the third batch are another rank's own."""
-
-    def __init__(self, rank):
-        self.rank = rank
-
-    def __len__(self):
-        return 32
-
-    def __getitem__(self, index):
-        return [torch.full((9,), 2 + self.rank * (index >= 16)), "text"]
-
-
-def _own_words(rank):
-    draws = torch.Generator().manual_seed(rank.number)
-    return DataLoader(TensorDataset(torch.randint(0, 11, (16, 9), generator=draws)), 8)
-
-
-def _with_other_batches(rank):
-    alike = words(8, 16)
-    fails = [_Fails(rank, MeshParallelStrategy(tensor=2)).fit(Step(), _own_words(rank))]
-    fails.append(_Fails(rank, MeshParallelStrategy(context=2)).fit(Step(), _own_words(rank)))
-    fails.append(_Fails(rank, MeshParallelStrategy(tensor=2)).fit(_Validates(), alike, _own_words(rank)))
-    inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    targets = DataLoader(TensorDataset(inputs, inputs[:, :2] + rank.number), 8)
-    for schedule in (None, "1F1B"):
-        strategy = MeshParallelStrategy(pipeline=2, schedule=schedule)
-        fails.append(_Fails(rank, strategy).fit(Stages(0.0), targets))
-    strategy = ModelParallelStrategy(tensor_parallel_size=2, data_parallel_size=1)
-    fails.append(_Fails(rank, strategy).fit(Step(), _own_words(rank)))
-    with mock.patch.object(same_batches, "EVERY", 2):
-        fails.append(_Fails(rank, MeshParallelStrategy(tensor=2)).fit(Step(), DataLoader(_Late(rank.number), 8)))
-    fails.append(_Fails(rank, MeshParallelStrategy(tensor=2)).fit(_Validates(), alike, alike))
-    fails.append(_Fails(rank, MeshParallelStrategy(data=2)).fit(Step(), _own_words(rank)))
-    return fails
+def _failure(rank, strategy, module, *loaders):
+    """The message with which a fit ended."""
+    trainer = rank.trainer(strategy, max_epochs=1, max_steps=4, limit_val_batches=1.0 if len(loaders) > 1 else 0)
+    try:
+        trainer.fit(module, *loaders)
+    except CoreError as error:
+        return str(error)
+    return None
 
 
 @pytest.mark.slow
 def test_ranks_that_share_their_data_have_the_same():
-    steps = ["training_step"] * 2 + ["validation_step"] + ["training_step"] * 4
-    calls, leaves = [0] * 6 + [2], [0, 0, 0, 1, 1, 0, 0]
-    for found in _on_two.run(_with_other_batches):
-        for message, step, call, leaf in zip(found, steps, calls, leaves, strict=False):
-            begins = f"Ranks 0 and 1 share their data, and were given different batches in call {call} of {step}"
+    class _Validates(Step):
+        def validation_step(self, batch, batch_idx):
+            self.log("error", self.compute(batch[0]).square().mean())
+
+    class _Late(Dataset[Tensor]):
+        """Samples of which those of the third batch are another rank's own."""
+
+        def __init__(self, rank):
+            self.rank = rank
+
+        def __len__(self):
+            return 32
+
+        def __getitem__(self, index):
+            return [torch.full((9,), 2 + self.rank * (index >= 16)), "text"]
+
+    def own_words(rank):
+        draws = torch.Generator().manual_seed(rank.number)
+        return DataLoader(TensorDataset(torch.randint(0, 11, (16, 9), generator=draws)), 8)
+
+    def with_other_batches(rank):
+        fail, alike = partial(_failure, rank), words(8, 16)
+        cut = partial(MeshParallelStrategy, tensor=2)
+        inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        targets = DataLoader(TensorDataset(inputs, inputs[:, :2] + rank.number), 8)
+        scheduled = MeshParallelStrategy(pipeline=2, schedule="1F1B")
+        groups = ModelParallelStrategy(tensor_parallel_size=2, data_parallel_size=1)
+        with mock.patch.object(same_batches, "EVERY", 2):
+            late = fail(cut(), Step(), DataLoader(_Late(rank.number), 8))
+        named = [
+            ("call 0 of training_step", 0, fail(MeshParallelStrategy(context=2), Step(), own_words(rank))),
+            ("call 0 of validation_step", 0, fail(cut(), _Validates(), alike, own_words(rank))),
+            ("call 0 of training_step", 1, fail(scheduled, Stages(0.0), targets)),
+            ("call 0 of training_step", 0, fail(groups, Step(), own_words(rank))),
+            ("call 2 of training_step", 0, late),
+        ]
+        trained = fail(cut(), _Validates(), alike, alike), fail(MeshParallelStrategy(data=2), Step(), own_words(rank))
+        return named, trained
+
+    for named, trained in _on_two.run(with_other_batches):
+        for place, leaf, message in named:
             assert message is not None
-            assert message.startswith(begins)
+            assert message.startswith(f"Ranks 0 and 1 share their data, and were given different batches in {place}")
             assert f"number {leaf}, a Tensor of shape" in message
             assert "seed_everything" in message
-        assert found[7:] == [None, None]
-
-
-class _Hooked(Step):
-    """A parameter with a hook."""
-
-    def __init__(self, method):
-        super().__init__()
-        mask = (torch.arange(11) > 5).double()[:, None]
-        hook = (lambda gradient: gradient * mask) if method == "register_hook" else _step
-        getattr(self.net.start.embed.weight, method)(hook)
-
-
-class _HookedLater(Step):
-    def configure_optimizers(self):
-        self.net.start.embed.weight.register_hook(lambda gradient: gradient / 2)
-        return super().configure_optimizers()
-
-
-class _HookedAtThird(Step):
-    """A parameter with a hook from the third batch on."""
-
-    def on_train_batch_start(self, batch, batch_idx):
-        if batch_idx == 2:
-            self.net.start.embed.weight.register_hook(lambda gradient: gradient / 2)
+        assert trained == (None, None)
 
 
 def _step(parameter):
@@ -124,26 +89,46 @@ def _step(parameter):
     parameter.grad = None
 
 
-def _with_hooks(rank):
-    made = {
-        "fsdp": FSDPStrategy,
-        "model parallel": partial(ModelParallelStrategy, tensor_parallel_size=2, data_parallel_size=1),
-        **{name: partial(MeshParallelStrategy, **{name: 2}) for name in ("tensor", "shard", "context", "data")},
-        "ddp": DDPStrategy,
-    }
-    found = {}
-    for name, make in made.items():
-        for method in ("register_hook", "register_post_accumulate_grad_hook"):
-            found[f"{name} {method}"] = _Fails(rank, make()).fit(_Hooked(method), words(8, 16))
-    found["fsdp later"] = _Fails(rank, FSDPStrategy()).fit(_HookedLater(), words(8, 16))
-    for name in ("fsdp", "tensor", "shard", "context"):
-        found[f"{name} at the third batch"] = _Fails(rank, made[name]()).fit(_HookedAtThird(), words(4, 32))
-    return found
-
-
 @pytest.mark.slow
 def test_hooks_of_parameters_are_refused_by_name_where_they_see_no_whole_gradient():
-    found = _on_two.run(_with_hooks)[0]
+    class _Hooked(Step):
+        """A parameter with a hook."""
+
+        def __init__(self, method):
+            super().__init__()
+            mask = (torch.arange(11) > 5).double()[:, None]
+            hook = (lambda gradient: gradient * mask) if method == "register_hook" else _step
+            getattr(self.net.start.embed.weight, method)(hook)
+
+    class _HookedLater(Step):
+        def configure_optimizers(self):
+            self.net.start.embed.weight.register_hook(lambda gradient: gradient / 2)
+            return super().configure_optimizers()
+
+    class _HookedAtThird(Step):
+        """A parameter with a hook from the third batch on."""
+
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 2:
+                self.net.start.embed.weight.register_hook(lambda gradient: gradient / 2)
+
+    def with_hooks(rank):
+        made = {
+            "fsdp": FSDPStrategy,
+            "model parallel": partial(ModelParallelStrategy, tensor_parallel_size=2, data_parallel_size=1),
+            **{name: partial(MeshParallelStrategy, **{name: 2}) for name in ("tensor", "shard", "context", "data")},
+            "ddp": DDPStrategy,
+        }
+        found = {}
+        for name, make in made.items():
+            for method in ("register_hook", "register_post_accumulate_grad_hook"):
+                found[f"{name} {method}"] = _failure(rank, make(), _Hooked(method), words(8, 16))
+        found["fsdp later"] = _failure(rank, FSDPStrategy(), _HookedLater(), words(8, 16))
+        for name in ("fsdp", "tensor", "shard", "context"):
+            found[f"{name} at the third batch"] = _failure(rank, made[name](), _HookedAtThird(), words(4, 32))
+        return found
+
+    found = _on_two.run(with_hooks)[0]
     carried = {"ddp register_hook", "data register_hook"}  # a gradient of a rank's own data, as under torch's DDP
     assert {name for name, message in found.items() if message is None} == carried
     for name, message in found.items():
@@ -160,33 +145,31 @@ class _Around(Step):
         return self.net.head(x)
 
 
-class _Kept(Step):
-    """A hook keeps hidden states beside the model, and the step uses them."""
-
-    def __init__(self, where):
-        super().__init__()
-        self.hidden = []
-        kept = []
-        self.of_hook = self.hidden if where == "module" else None
-        self.read = lambda: (self.hidden or kept).pop()
-
-        def keep(module, given, result):
-            (self.hidden if where == "module" else kept).append(result)
-
-        self.net.blocks[0].register_forward_hook(keep)
-
-    def training_step(self, batch, batch_idx):
-        found = super().training_step(batch, batch_idx)
-        return found["loss"] + self.read().square().mean()
-
-
-def _with_context(rank):
-    modules = (_Around(), _Kept("module"), _Kept("closure"))
-    return [_Fails(rank, MeshParallelStrategy(context=2)).fit(one, words(8, 16)) for one in modules]
-
-
 def test_context_that_is_not_applied_or_that_a_hook_looks_into_is_refused():
-    around, *kept = _on_two.run(_with_context)[0]
+    class _Kept(Step):
+        """A hook keeps hidden states beside the model, and the step uses them."""
+
+        def __init__(self, where):
+            super().__init__()
+            self.hidden = []
+            kept = []
+            self.of_hook = self.hidden if where == "module" else None
+            self.read = lambda: (self.hidden or kept).pop()
+
+            def keep(module, given, result):
+                (self.hidden if where == "module" else kept).append(result)
+
+            self.net.blocks[0].register_forward_hook(keep)
+
+        def training_step(self, batch, batch_idx):
+            found = super().training_step(batch, batch_idx)
+            return found["loss"] + self.read().square().mean()
+
+    def with_context(rank):
+        modules = (_Around(), _Kept("module"), _Kept("closure"))
+        return [_failure(rank, MeshParallelStrategy(context=2), one, words(8, 16)) for one in modules]
+
+    around, *kept = _on_two.run(with_context)[0]
     assert around is not None
     assert around.startswith("The step called neither _Around nor Net, whose sequence context= cuts")
     assert all(one is not None and "keeps a tensor with a graph" in one for one in kept), kept
@@ -250,23 +233,22 @@ _AXES = {
 }
 
 
-def _losses(rank, *, alone):
-    found = {}
-    for name, (make, batches) in _AXES.items():
-        for options in [{}] if alone else [{}, {"microbatches": 2, "schedule": "1F1B"}]:
-            seen = Seen()
-            strategy = None if alone else MeshParallelStrategy(pipeline=2, **options)
-            trainer = rank.trainer(strategy, max_epochs=1, callbacks=seen, limit_val_batches=0)
-            trainer.fit(make(), batches())
-            found[f"{name} {options}"] = seen.steps
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.numbers
 def test_samples_are_not_the_dim_that_is_as_long_by_accident():
-    expected = ALONE.run(partial(_losses, alone=True))[0]
-    for name, steps in _on_two.run(partial(_losses, alone=False))[0].items():
+    def losses(rank, *, alone):
+        found = {}
+        for name, (make, batches) in _AXES.items():
+            for options in [{}] if alone else [{}, {"microbatches": 2, "schedule": "1F1B"}]:
+                seen = Seen()
+                strategy = None if alone else MeshParallelStrategy(pipeline=2, **options)
+                trainer = rank.trainer(strategy, max_epochs=1, callbacks=seen, limit_val_batches=0)
+                trainer.fit(make(), batches())
+                found[f"{name} {options}"] = seen.steps
+        return found
+
+    expected = ALONE.run(partial(losses, alone=True))[0]
+    for name, steps in _on_two.run(partial(losses, alone=False))[0].items():
         right = expected[f"{name.partition(' {')[0]} {{}}"]
         assert steps == pytest.approx(right, abs=1e-12), name
 

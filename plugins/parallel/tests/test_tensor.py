@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from language import WIDTH, Adapted, Block, MixtureNet, Net, Stacked, Step, loader, on, refusal
+from language import WIDTH, Adapted, Block, Net, OddExperts, Step, loader, on, refusal
 from torch import nn
 from torch.nn import functional
 
@@ -76,13 +76,6 @@ class _Scaling(Adapted):
         self.blocks[0].attention.query.magnitude = nn.Parameter(self.head.weight[0, :1].detach())
 
 
-class _OddExperts(MixtureNet):
-    tensor_parallel_plan = {"blocks.*.experts": "moe_tp_experts"}
-
-    def __init__(self):
-        super().__init__(Stacked(3))
-
-
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -97,7 +90,7 @@ class _OddExperts(MixtureNet):
         (_Normed, r"'blocks\.0\.up' is to be cut .* and computes its weight in each call, of the whole \(Parametrized"),
         (_Convolved, r"'place' is to be cut by columns or rows, .* and is none \(Conv1d\)"),
         (_Scaling, r"'blocks\.0\.attention\.query' is to be cut, and has an adapter \(Adapter\) that isn"),
-        (_OddExperts, r"'blocks\.0\.experts' has 3 experts, and tensor=2 doesn't divide that"),
+        (OddExperts, r"'blocks\.0\.experts' has 3 experts, and tensor=2 doesn't divide that"),
     ],
 )
 def test_plans_that_cannot_be_right_are_refused_by_name(make, expected):
@@ -189,17 +182,17 @@ def test_a_counter_is_no_part_of_a_key():
     assert keys.is_due(WIDTH)
 
 
-def _lives_on(rank):
-    def fit():
-        trainer = rank.trainer(max_steps=1)
-        trainer.fit(Step(), loader(8))
-        return weakref.ref(trainer.strategy)
-
-    strategy = fit()
-    gc.collect()
-    return strategy() is not None
-
-
 def test_a_run_that_has_ended_is_let_go():
     """With its model, its groups and their threads."""
-    assert on(tensor=2).run(_lives_on) == [False, False]
+
+    def lives_on(rank):
+        def fit():
+            trainer = rank.trainer(max_steps=1)
+            trainer.fit(Step(), loader(8))
+            return weakref.ref(trainer.strategy)
+
+        strategy = fit()
+        gc.collect()
+        return strategy() is not None
+
+    assert on(tensor=2).run(lives_on) == [False, False]

@@ -1,16 +1,15 @@
 """The timeline of a batch: what each rank of a pipeline computes, and that nothing is left of the recording."""
 
 import json
-from functools import partial
 
 import pytest
+from language import on
 from pipelines import Net, loader
 
 from core import ConfigurationError
-from core_parallel import MeshParallelStrategy, Timeline
+from core_parallel import Timeline
 from core_parallel.profiling.recorder import Span
 from core_parallel.profiling.timeline import TimelineRow, as_text, bubble
-from core_testing.ranks import Backend
 
 
 def _train(rank, folder, **options):
@@ -32,8 +31,8 @@ def _train(rank, folder, **options):
 
 @pytest.mark.parametrize("schedule", [None, "1F1B", "ZBVZeroBubble"])
 def test_every_stage_computes_each_microbatch_once(schedule, tmp_path):
-    strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule, microbatches=4)
-    (rows, duration_s, text, left), *_ = Backend(strategy, num_processes=2, in_process=True).run(_train, tmp_path)
+    backend = on(in_process=True, pipeline=2, schedule=schedule, microbatches=4)
+    (rows, duration_s, text, left), *_ = backend.run(_train, tmp_path)
     num_stages = 4 if schedule == "ZBVZeroBubble" else 2
     every = {(stage, index) for stage in range(num_stages) for index in range(4)}
     spans = [span for row in rows for span in row.spans]
@@ -57,15 +56,14 @@ def test_every_stage_computes_each_microbatch_once(schedule, tmp_path):
     assert written["rows"][0]["spans"][0]["detail"] == "forward of microbatch 0 in stage 0"
 
 
-def _train_whole(rank):
-    trainer = rank.trainer(max_steps=1, callbacks=Timeline(), limit_val_batches=0)
-    with pytest.raises(ConfigurationError) as error:
-        trainer.fit(Net(0.0), loader(24, 8))
-    return str(error.value)
-
-
 def test_a_model_without_stages_has_no_timeline():
-    found = Backend(MeshParallelStrategy, num_processes=2, in_process=True).run(_train_whole)[0]
+    def train_whole(rank):
+        trainer = rank.trainer(max_steps=1, callbacks=Timeline(), limit_val_batches=0)
+        with pytest.raises(ConfigurationError) as error:
+            trainer.fit(Net(0.0), loader(24, 8))
+        return str(error.value)
+
+    found = on(in_process=True, data=2).run(train_whole)[0]
     assert found.startswith("A timeline shows the stages of a pipeline, and MeshParallelStrategy has cut no model")
 
 

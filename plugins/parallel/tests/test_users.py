@@ -57,22 +57,6 @@ class End(Callback):
         self.weights = {name: whole(value, trainer.strategy) for name, value in state.items()}
 
 
-class OwnOptimizer(torch.optim.Optimizer):
-    """One of the user's own, with functions of its own."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, {"lr": 0.5})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for one in self._learning(group["params"]):
-                one.sub_(one.grad, alpha=group["lr"])
-
-    def _learning(self, parameters):
-        return [one for one in parameters if one.grad is not None]
-
-
 def use(rank):
     """Weights at the end of fit (an average), learning rates, epochs, and the values of all stages."""
     warnings.filterwarnings("ignore", "Grouped has the hook on_before_optimizer_step")
@@ -99,6 +83,21 @@ def test_what_users_have_beside_the_step_is_as_on_one_device(schedule):
 
 
 def test_a_gradient_of_another_stage_is_read_by_optimizers_alone():
+    class OwnOptimizer(torch.optim.Optimizer):
+        """One of the user's own, with functions of its own."""
+
+        def __init__(self, parameters):
+            super().__init__(parameters, {"lr": 0.5})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for one in self._learning(group["params"]):
+                    one.sub_(one.grad, alpha=group["lr"])
+
+        def _learning(self, parameters):
+            return [one for one in parameters if one.grad is not None]
+
     here, elsewhere = nn.Linear(2, 2), nn.Linear(2, 2)
     absent.drop([elsewhere], torch.device("cpu"), {id(one) for one in elsewhere.parameters()})
     parameters = [*here.parameters(), *elsewhere.parameters()]

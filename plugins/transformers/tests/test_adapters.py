@@ -23,24 +23,22 @@ STRATEGIES = {"single_device": 1, "ddp": 2, "fsdp": 2}
 LORA = {"r": 2, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM"}
 
 
-class Adapted(Tuned):
-    def configure_model(self):
-        super().configure_model()
-        self.model = peft.get_peft_model(self.model, peft.LoraConfig(**LORA))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD([each for each in self.parameters() if each.requires_grad], lr=1.0, momentum=0.9)
-
-
-def adapt(rank, folder):
-    torch.manual_seed(3)
-    trainer = rank.trainer(
-        max_steps=3, callbacks=[LoadPretrained(folder / "first"), SavePretrained(folder / rank.backend.strategy())]
-    )
-    trainer.fit(Adapted(folder / "first"), batches(rank.backend.num_processes, 3))
-
-
 def test_new_adapters_begin_and_are_trained_alike_and_saved_alone(tmp_path):
+    class Adapted(Tuned):
+        def configure_model(self):
+            super().configure_model()
+            self.model = peft.get_peft_model(self.model, peft.LoraConfig(**LORA))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD([each for each in self.parameters() if each.requires_grad], lr=1.0, momentum=0.9)
+
+    def adapt(rank, folder):
+        torch.manual_seed(3)
+        trainer = rank.trainer(
+            max_steps=3, callbacks=[LoadPretrained(folder / "first"), SavePretrained(folder / rank.backend.strategy())]
+        )
+        trainer.fit(Adapted(folder / "first"), batches(rank.backend.num_processes, 3))
+
     make("dense", tmp_path / "first")
     for strategy, number in STRATEGIES.items():
         Backend(lambda strategy=strategy: strategy, num_processes=number).run(adapt, tmp_path)

@@ -158,11 +158,10 @@ def test_a_folder_for_the_end_is_refused_at_the_beginning(sources, tmp_path):
 GENERATES = {"eos_token_id": [2, 7], "temperature": 0.7, "do_sample": False}  # which transformers refuses to save
 
 
-def generates(folder):
-    return json.loads((folder / "generation_config.json").read_text())
-
-
 def test_how_a_model_generates_is_kept(tmp_path):
+    def generates(folder):
+        return json.loads((folder / "generation_config.json").read_text())
+
     make("dense", first := tmp_path / "first")
     (first / "generation_config.json").write_text(json.dumps({**generates(first), **GENERATES}))
     Backend(lambda: "single_device").run(tune, tmp_path, "one")

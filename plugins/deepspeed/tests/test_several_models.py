@@ -45,46 +45,46 @@ def test_a_loss_that_goes_through_two_models(stage, way):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def learn_from_a_teacher(rank, frozen):
+    """Losses of a model whose loss goes through another, which has no optimizer; sizes of the latter's parameters."""
+    fabric = rank.fabric()
+    torch.manual_seed(0)
+    teacher, pupil = make_model().requires_grad_(not frozen), nn.Linear(5, 5)
+    teacher = fabric.setup_module(teacher)
+    pupil, optimizer = fabric.setup(pupil, torch.optim.SGD(pupil.parameters(), lr=0.2))
+    losses = []
+    for step in range(3):
+        batch = share_of(rank, step)
+        with torch.inference_mode():
+            wanted = teacher(batch)
+        loss = (teacher(pupil(batch)) - wanted.clone() - 1).square().mean()
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(fabric.all_reduce(loss.detach(), reduce_op="mean"))
+    sizes = [parameter.numel() for parameter in teacher.module.parameters()]
+    fabric.teardown()
+    return torch.stack(losses), sizes
+
+
 @STAGES
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_model_without_an_optimizer(stage, frozen):
-    def learn_from_a_teacher(rank, frozen):
-        """Losses of a model whose loss goes through another without an optimizer; sizes of the latter's parameters."""
-        fabric = rank.fabric()
-        torch.manual_seed(0)
-        teacher, pupil = make_model().requires_grad_(not frozen), nn.Linear(5, 5)
-        teacher = fabric.setup_module(teacher)
-        pupil, optimizer = fabric.setup(pupil, torch.optim.SGD(pupil.parameters(), lr=0.2))
-        losses = []
-        for step in range(3):
-            batch = share_of(rank, step)
-            with torch.inference_mode():
-                wanted = teacher(batch)
-            loss = (teacher(pupil(batch)) - wanted.clone() - 1).square().mean()
-            fabric.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(fabric.all_reduce(loss.detach(), reduce_op="mean"))
-        sizes = [parameter.numel() for parameter in teacher.module.parameters()]
-        fabric.teardown()
-        return torch.stack(losses), sizes
-
     expected, sizes = on_one_device(learn_from_a_teacher, frozen)
     for found, own in on_two_ranks(learn_from_a_teacher, frozen, stage=stage):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
         assert own == ([0] * len(sizes) if stage == 3 else sizes)
 
 
-def test_gradients_that_another_models_loss_scales_otherwise():
-    def scale_otherwise(rank):
-        fabric = rank.fabric()
-        prepared = [
-            fabric.setup(model := nn.Linear(2, 2), torch.optim.SGD(model.parameters(), lr=0.1)) for _ in range(2)
-        ]
-        (first, _), (second, _) = prepared
-        fabric.strategy.engines[1].zero.loss_scaler.cur_scale = 8.0  # as after an overflow in one of the two
-        fabric.backward(second(first(torch.ones(1, 2))).sum(), model=first)
+def scale_otherwise(rank):
+    fabric = rank.fabric()
+    prepared = [fabric.setup(model := nn.Linear(2, 2), torch.optim.SGD(model.parameters(), lr=0.1)) for _ in range(2)]
+    (first, _), (second, _) = prepared
+    fabric.strategy.engines[1].zero.loss_scaler.cur_scale = 8.0  # as after an overflow in one of the two
+    fabric.backward(second(first(torch.ones(1, 2))).sum(), model=first)
 
+
+def test_gradients_that_another_models_loss_scales_otherwise():
     message = (
         r"goes through a Linear .* gradients scaled by 1 instead of 8\. Call requires_grad_\(False\) on the latter"
     )

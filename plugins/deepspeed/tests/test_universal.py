@@ -90,19 +90,19 @@ def test_masters_are_carried(tmp_path, stage):
 @pytest.mark.parametrize("stage", [2, 3])
 def test_deepspeed_itself_loads_them(source, stage):
     """On one process, with `load_universal`."""
-
-    def _loaded_by_deepspeed(fabric, path):
-        net = Net()
-        fabric.setup(net, net.configure_optimizers())
-        (engine,) = fabric.strategy.engines
-        engine.wrapped.load_checkpoint(str(path))
-        return fabric.strategy.get_module_state_dict(engine.wrapped, layout="full")
-
     before = source(stage, 2)
     config = {**CUT, "checkpoint": {"load_universal": True}}
     fabric = Fabric(accelerator="cpu", devices=1, strategy=DeepSpeedStrategy(stage, start_method="fork", config=config))
     loaded = fabric.launch(_loaded_by_deepspeed, before.universal)
     torch.testing.assert_close(loaded, load(before.universal)["model"], rtol=0, atol=0)
+
+
+def _loaded_by_deepspeed(fabric, path):
+    net = Net()
+    fabric.setup(net, net.configure_optimizers())
+    (engine,) = fabric.strategy.engines
+    engine.wrapped.load_checkpoint(str(path))
+    return fabric.strategy.get_module_state_dict(engine.wrapped, layout="full")
 
 
 def test_from_the_command_line(source, tmp_path):

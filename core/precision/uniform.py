@@ -87,6 +87,8 @@ class UniformPrecision(Precision):
                 return tensor
             return tensor.to(torch.float32 if id(tensor) in in_float32 else self.dtype)
 
+        if all(convert(tensor) is tensor for tensor in (*module.parameters(), *module.buffers())):
+            return module  # torch would replace sharded ones, and can't while an optimizer refers to them
         converted: nn.Module = module._apply(convert)
         return converted
 

@@ -6,6 +6,7 @@ Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models U
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
 import torch.distributed as dist
 
@@ -78,6 +79,7 @@ class ModelParallelStrategy(FSDPStrategy):
         self._same_batches = SameBatches()
         self._frozen: list[RemovableHandle] = []
         self._parallelize = parallelize_fn
+        self._cut_before: WeakSet[nn.Module] = WeakSet()
         self._data_size = _parse("data_parallel_size", data_parallel_size)
         self._tensor_size = _parse("tensor_parallel_size", tensor_parallel_size)
 
@@ -143,8 +145,9 @@ class ModelParallelStrategy(FSDPStrategy):
         """All ranks. Set up as under `fsdp`; from here on the ranks of a tensor group draw the same random numbers."""
         if self.mesh_shape()[1] > 1:
             self._share_random_state()
-        if self._parallelize is not None:
+        if self._parallelize is not None and module not in self._cut_before:  # a later stage sets it up again
             self._cut(module, self._parallelize)
+            self._cut_before.add(module)
         super().setup_module(module)
         if self.data_parallel_size == 1:  # else sharding adds them up
             self._hooks += gradients.add_up_sums(self.model)

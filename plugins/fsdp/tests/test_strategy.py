@@ -23,8 +23,8 @@ from torch.distributed.fsdp.wrap import (
     size_based_auto_wrap_policy,
     transformer_auto_wrap_policy,
 )
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import RowwiseParallel, SequenceParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
 import core_fsdp
@@ -34,6 +34,7 @@ from core_fsdp.wrapping import choose_modules
 from core_testing import Backend
 from core_testing.ranks import QUIET, end_kept_ranks
 from support.sharded_training import CASES, Block, Net, WholeWeights, train, train_on
+from support.small_nets import At, quiet_trainer
 from support.small_nets import Net as SmallNet
 
 SOON = timedelta(seconds=30)
@@ -918,6 +919,27 @@ def train_normed(fabric):
 def test_a_module_that_a_function_cuts_equals_one_device_with_sequence_parallel_norms():
     found = on_ranks(train_normed, ModelParallelStrategy(tensor_parallel_size=2, parallelize_fn=cut))
     torch.testing.assert_close(found, on_one_device(train_normed), rtol=1e-10, atol=1e-12)
+
+
+def cut_columns(module, mesh):
+    parallelize_module(module, mesh["tensor_parallel"], {"layer": RowwiseParallel(input_layouts=Replicate())})
+
+
+def save_after_fit(rank, path):
+    strategy = ModelParallelStrategy(tensor_parallel_size=2, parallelize_fn=cut_columns)
+    trainer, module, weights = rank.trainer(strategy, max_epochs=1), SmallNet(), {}
+    trainer.fit(module, LINE.split(1))
+    trainer.save_checkpoint(path)
+    at_end = At("on_train_end", lambda module: weights.update(strategy.get_module_state_dict(module, layout="full")))
+    rank.trainer(strategy, max_epochs=2, callbacks=[at_end]).fit(module, LINE.split(1), ckpt_path=path)
+    return weights
+
+
+def test_a_module_that_a_function_cuts_is_saved_after_fit_and_trains_on_in_its_precision(tmp_path):
+    found = Backend("fsdp", num_processes=2, options={"precision": "64-true"}).run(save_after_fit, tmp_path / "a")
+    alone = SmallNet()
+    quiet_trainer(max_epochs=2, precision="64-true").fit(alone, LINE.split(1))
+    torch.testing.assert_close(found[0], {**alone.state_dict()}, rtol=1e-12, atol=1e-12)
 
 
 def make_another(module, mesh):

@@ -263,7 +263,7 @@ def test_a_strategy_that_compiles_steps_itself():
 
 
 @pytest.mark.skipif(not HAS_EQUAL_MASKS, reason="a torch without the fault")
-def test_masks_that_compiled_dropout_draws_on_a_gpu_are_warned_of(monkeypatch):
+def test_masks_that_compiled_dropout_draws_on_a_gpu_are_warned_of():
     class OnGPU(SingleDeviceStrategy):
         """Says where it would be, once its module is there."""
 
@@ -282,8 +282,8 @@ def test_masks_that_compiled_dropout_draws_on_a_gpu_are_warned_of(monkeypatch):
         set_up(nn.Dropout(0.1))
     from torch._inductor import config  # few need it
 
-    monkeypatch.setattr(config, "align_random_eager", True)
-    set_up(nn.Dropout(0.1))
+    with config.patch(align_random_eager=True):
+        set_up(nn.Dropout(0.1))
 
 
 # Fabric -------------------------------------------------------------------------------------------------------------

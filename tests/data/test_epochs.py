@@ -78,10 +78,9 @@ WORKER = {"num_workers": 1, "persistent_workers": True}
     ("name", "workers"), [*((name, {}) for name in MAKERS), ("concatenated", WORKER), ("chained", WORKER)]
 )
 def test_data_sets_and_those_within_are_told(name, workers):
-    numbers = (0, 3, 4)
     loader = shard_loader(DataLoader(MAKERS[name](), batch_size=2, **workers), rank=0, size=1, seed=7)
     processes = set()
-    for epoch in numbers:
+    for epoch in (0, 3, 4):
         set_epoch(loader, epoch)
         next(iter(loader))  # an iteration that is left early
         epochs, others = found(loader)
@@ -91,16 +90,16 @@ def test_data_sets_and_those_within_are_told(name, workers):
     assert (processes == {os.getpid()}) == (not workers)
 
 
+class Inits:
+    """A user's own `worker_init_fn`, which reaches spawned workers too."""
+
+    def __call__(self, worker_id):
+        torch.utils.data.get_worker_info().dataset.epoch = -1
+
+
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_that_were_there_before_learn_of_it_too(context):
     """Also with a `worker_init_fn` of the user's own, in a loader that isn't copied."""
-
-    class Inits:
-        """A user's own `worker_init_fn`."""
-
-        def __call__(self, worker_id):
-            torch.utils.data.get_worker_info().dataset.epoch = -1
-
     options = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": context}
     loader = DataLoader(Stream(), batch_size=2, worker_init_fn=Inits(), **options)
     assert found(loader)[0] == {-1}

@@ -15,8 +15,7 @@ REACH_S = 20.0
 """Seconds within which the store must answer at the address that all ranks use: names may come late."""
 
 CONNECT_S = 12.0
-"""Seconds for which torch tries to connect to the store. Its pauses grow: its last try may begin two and a half times
-as late."""
+"""Seconds for which torch tries to connect to the store; its last try may begin two and a half times as late."""
 
 
 def serve(address: str, port: int, timeout: timedelta) -> TCPStore:

@@ -89,7 +89,19 @@ def start_slurm(folder, stack):
         ),
         "two idle SLURM nodes",
     )
+    stack.callback(end_jobs, os.environ | variables)
     return variables
+
+
+def end_jobs(variables):
+    """End what still runs, such as a job that a test has seen go on: it would outlive the daemons."""
+
+    def is_empty():
+        done = subprocess.run(["squeue", "--noheader"], env=variables, capture_output=True, text=True, check=True)
+        return not done.stdout.strip()
+
+    subprocess.run(["scancel", "--user=root"], env=variables, check=True)
+    wait_until(is_empty, "no job of SLURM is left")
 
 
 def start_daemon(stack, *command):

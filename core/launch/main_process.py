@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from functools import partial
+from traceback import walk_stack
 from typing import TYPE_CHECKING
 
 from core.contract import HangError, WorkerError
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from core.launch.messages import MessageReceiver
 
 _FINISH_S = 330.0
-"""Seconds that workers may go on after the main process has finished its script: the watch, which says where such a one
-stands, ends it before."""
+"""Seconds that workers may go on after this script has ended; the watch, which says where one is, ends it before."""
 
 
 class MainProcess:
@@ -99,12 +99,10 @@ class MainProcess:
         self._is_raised = True
         if failure is error:
             return error
-        summary = summarize(error)
-        note = f"Rank {self.rank} then stopped with {summary}"
+        summary, shown = summarize(error), (str(failure), *getattr(failure, "__notes__", []))
         # The same error passes here again as it leaves outer launches. A lost connection is the failure's effect alone.
-        is_news = summary not in str(failure) and note not in getattr(failure, "__notes__", [])
-        if is_news and not is_lost_connection(error):
-            failure.add_note(note)
+        if not is_lost_connection(error) and not any(summary in each for each in shown):
+            failure.add_note(f"Rank {self.rank} then stopped with {summary}")
         return failure
 
     def close(self) -> None:
@@ -142,8 +140,10 @@ class MainProcess:
 
     def _on_call(self, signum: int, frame: FrameType | None) -> None:
         self._watch.answer()
-        # `last_value` is there from when Python begins to show an uncaught error: nothing may be raised into that.
-        if self._group.failure is not None and not hasattr(sys, "last_value"):
+        # Nothing may be raised into a hook that shows an uncaught error: the program's own frames are gone then. Also
+        # pytest sets `last_value`, for a test that has failed.
+        is_shown = hasattr(sys, "last_value") and [*walk_stack(frame)][-1][0].f_code.co_name != "<module>"
+        if self._group.failure is not None and not is_shown:
             is_first, handled = not self._has_warned.is_set(), sys.exception()
             self._has_warned.set()
             # Not into an `except` or `finally` block that runs: it would replace the error that is handled there.

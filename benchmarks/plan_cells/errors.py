@@ -35,7 +35,7 @@ MIB = 2**20
 
 
 class Result(NamedTuple):
-    """What was planned and what was measured of one cell.
+    """The planned and the measured memory of one cell.
 
     Attributes:
         cell: its levels.

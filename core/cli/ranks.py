@@ -17,7 +17,7 @@ from core.cluster.ports import reserve_port
 from core.launch.channel import open_channel, signal_process
 from core.launch.signal_forwarder import SignalForwarder
 from core.launch.stop_others import Worker, WorkerGroup, start_all
-from core.launch.timeouts import GRACE_S
+from core.launch.timeouts import GRACE_S, LOOK_S
 from core.launch.worker_failure import describe_exit
 
 _REPEATING = (
@@ -51,7 +51,8 @@ def run_here(num_ranks: int, arguments: list[str]) -> int:
                 ranks = start_all(_start(rank, arguments, shared, folder) for rank in range(num_ranks))
                 group = _Ranks(ranks, lambda failure: None)
                 signals.to(group)
-            group.wait()
+            while not group.wait(LOOK_S):
+                pass
             signals.raise_for()
         except KeyboardInterrupt:
             return 128 + signal.SIGINT

@@ -159,9 +159,9 @@ class WarningsOfRanks:
         self.show()
 
     @property
-    def due_s(self) -> float | None:
-        """Seconds until `show` has something to do; None if nothing is held."""
-        return max(0.0, min(self._held.values()) - time.monotonic()) if self._held else None
+    def due_s(self) -> float:
+        """Seconds until `show` has something to do; infinite if nothing is held."""
+        return max(0.0, min(self._held.values(), default=float("inf")) - time.monotonic())
 
     def show(self, *, all_held: bool = False) -> None:
         """Show those that were held long enough, unless rank 0 has given the same meanwhile."""

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from core.launch.rank import known_rank
     from core.launch.signal_forwarder import SignalForwarder
     from core.launch.subprocess_script import SubprocessScriptLauncher
-    from core.launch.timeouts import ECHO_S, GRACE_S
+    from core.launch.timeouts import ECHO_S, GRACE_S, LOOK_S
     from core.launch.worker import exit_on_signal
     from core.launch.worker_failure import WorkerFailure, worker_error
 
 __all__ = [
     "ECHO_S",
     "GRACE_S",
+    "LOOK_S",
     "InPlaceLauncher",
     "LaunchedCall",
     "MultiprocessingLauncher",

@@ -4,9 +4,6 @@ It is a pair of sockets. The worker's end has O_ASYNC: as soon as the main proce
 any reason (SIGKILL too), the kernel sends SIGIO to the worker. A worker that hasn't come as far as to handle the
 signal, still importing perhaps, ends by its default action; afterwards it becomes an exception in the main thread, so
 that `finally` blocks run. Nothing polls, no thread waits, and no signal is used that users need for themselves.
-
-Against PR_SET_PDEATHSIG: that needs code between fork and exec, which isn't safe with threads, and it fires when the
-*thread* ends that made the worker.
 """
 
 from __future__ import annotations

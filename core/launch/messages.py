@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.display.warnings_once import GivenWarning, WarningsOfRanks, send_warnings
 from core.launch.rank import is_inherited
+from core.launch.timeouts import LOOK_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -117,8 +118,9 @@ class MessageReceiver:
             self._warnings.show(all_held=True)
 
     def _next(self) -> bytes | None:
-        """The next message; None if a warning is due before."""
-        return self._ours.recv(_MAX_BYTES) if _is_ready(self._ours, select.POLLIN, self._warnings.due_s) else None
+        """The next message; None if a warning is due before, or a signal may have come."""
+        wait_s = min(self._warnings.due_s, LOOK_S)
+        return self._ours.recv(_MAX_BYTES) if _is_ready(self._ours, select.POLLIN, wait_s) else None
 
     def receive_in_thread(self) -> None:
         """Receive messages of the ranks while this thread does something else."""
@@ -147,11 +149,11 @@ class MessageReceiver:
             _listeners[subject](value)
 
 
-def _is_ready(end: socket.socket, event: int, timeout_s: float | None) -> bool:
+def _is_ready(end: socket.socket, event: int, timeout_s: float) -> bool:
     """Wait until something can be read or written. A timeout of the socket itself would be that of all who share it."""
     poll = select.poll()
     poll.register(end, event)
-    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def begin_inherited() -> None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -142,7 +142,7 @@ class MultiprocessingLauncher(Launcher):
         channel, end = open_channel()
         variables = rank_variables(**world, num_local=self.num_processes)
         variable = receiver.variable(world["global_rank"])
-        with end, _signals_blocked(self.start_method == "fork") as mask, _set(variable):
+        with end, _signals_blocked() if self.start_method == "fork" else nullcontext() as mask, _set(variable):
             process = context.Process(
                 target=_work,
                 args=(end, receiver.theirs, payload, world, variables, num_sharing, directory, mask),
@@ -166,15 +166,11 @@ def _set(variables: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _signals_blocked(is_asked: bool) -> Iterator[set[int] | None]:
+def _signals_blocked() -> Iterator[set[int]]:
     """Block Ctrl-C and SIGTERM for a fork, which has the main process's handlers until it has its own.
 
-    What a handler raises in a function that runs after a fork is lost, and the worker would go on. Gives the mask that
-    the worker is to have then; None if nothing was asked for.
+    What a handler raises in a function that runs after a fork is lost. Gives the mask that the worker is to have then.
     """
-    if not is_asked:
-        yield None
-        return
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield mask

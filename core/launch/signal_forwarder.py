@@ -25,7 +25,7 @@ class SignalForwarder:
 
     The first one is handed on, and the main process goes on waiting, for as long as the workers take. The second one
     is an exception here, which ends them by force. Handlers of the user's own are left alone, and so is everything
-    outside of the main thread.
+    outside of the main thread. Who waits within waits for `LOOK_S` at a time: see there.
     """
 
     def __init__(self) -> None:

@@ -128,7 +128,7 @@ def test_a_rank_that_is_not_connected_gets_an_exception_with_the_cause(program):
                 os.kill(os.getpid(), 9)
             try:
                 open(ready, "w").close()
-                time.sleep(600)
+                rest()
             except BaseException as error:
                 say(type(error).__name__, error)
                 raise
@@ -167,7 +167,7 @@ def test_a_terminated_run_leaves_nothing(program, own_temporary_directory, metho
         def work():
             try:
                 say("at work")
-                time.sleep(600)
+                rest()
             finally:
                 say("cleans up")
 
@@ -195,13 +195,9 @@ def test_a_signal_between_the_start_of_the_workers_and_the_wait_for_them_ends_th
                 os.kill(os.getpid(), 15)
                 super().__init__(*args)
 
-        def work():
-            while True:  # a signal that comes just before a long sleep is heard after it
-                time.sleep(0.05)
-
         multiprocessing.WorkerGroup = Group
         if __name__ == "__main__":
-            connected(MultiprocessingLauncher("fork")).launch(work)
+            connected(MultiprocessingLauncher("fork")).launch(rest)
         """).finish(timeout_s=20)
     assert done.code == 143, done.errors
 
@@ -213,7 +209,7 @@ def test_a_signal_to_a_worker_that_is_being_forked_is_not_lost(program):
         if __name__ == "__main__":
             os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), 2))
             try:
-                connected(MultiprocessingLauncher("fork")).launch(time.sleep, 600)
+                connected(MultiprocessingLauncher("fork")).launch(rest)
             except WorkerError as error:
                 say(error.exit_code)
         """).finish(timeout_s=20)
@@ -227,7 +223,7 @@ def test_workers_die_with_the_main_process(program, own_temporary_directory, met
         def work():
             try:
                 say("at work")
-                time.sleep(600)
+                rest()
             finally:
                 say("cleans up")
 
@@ -363,7 +359,7 @@ def test_a_rank_that_leaves_with_code_0_is_a_failure(program, own_temporary_dire
         def work(environment, rank, leave):
             if environment.global_rank() == rank:
                 leave(0)
-            time.sleep(600)
+            rest()
 
         launcher = connected(MultiprocessingLauncher("fork"))
         for rank, leave in ((1, sys.exit), (0, os._exit)):

@@ -242,7 +242,7 @@ def test_a_main_process_that_waits_for_a_rank_in_vain_can_be_terminated(program)
             say("at work")
             if environment.global_rank() == 0:
                 dist.all_reduce(torch.ones(1))
-            time.sleep(600)
+            rest()
 
         launcher = connected(SubprocessScriptLauncher())
         launcher.launch(work, launcher.cluster_environment)
@@ -301,9 +301,9 @@ def test_workers_that_are_still_importing_die_with_the_main_process(program):
     running = program("""
         if "CORE_CHANNEL" in os.environ:
             say("worker imports")
-            time.sleep(600)
+            rest()
         launcher = connected(SubprocessScriptLauncher())
-        launcher.launch(time.sleep, 600)
+        launcher.launch(rest)
         """)
     running.await_line("worker imports")
     assert len(running.workers()) == 1
@@ -353,7 +353,7 @@ def test_a_rank_that_leaves_in_the_middle_is_a_failure(program):
         def work(environment):
             if environment.global_rank() == 1:
                 os._exit(0)
-            time.sleep(600)
+            rest()
 
         launcher = connected(SubprocessScriptLauncher())
         launcher.launch(work, launcher.cluster_environment)
@@ -374,7 +374,7 @@ def test_a_rank_that_never_comes_is_a_failure(program):
             sys.exit(0)
         time.sleep(1)  # nobody needs it yet
         say("goes on")
-        launcher.launch(time.sleep, 600)
+        launcher.launch(rest)
         """).finish(timeout_s=30)
     assert (done.code, done.output) == (1, "goes on\n")
     assert "WorkerError: Rank 1 exited with code 0 without coming to launch 2, and the other ranks" in done.errors

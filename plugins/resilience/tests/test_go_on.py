@@ -33,6 +33,11 @@ def log(text):
 log(f"{number}: {rank} of {size} on {node} pid {os.getpid()}")
 
 
+def rest():
+    while True:  # a signal that comes just before a long sleep would be heard after it
+        time.sleep(0.05)
+
+
 def await_all():
     while pathlib.Path("log").read_text().count(f"{number}: ") < size:
         time.sleep(0.01)
@@ -76,7 +81,7 @@ KILL_0 = """
 if number == 0 and rank == 0:
     os.kill(os.getpid(), signal.SIGKILL)
 if number == 0:
-    time.sleep(1000)
+    rest()
 """
 
 
@@ -114,7 +119,7 @@ def test_a_rank_lost_while_others_meet_or_have_ended(tmp_path):
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
     if number < 2:
-        time.sleep(1000)
+        rest()
     """
     code, _, errors = run(tmp_path, script, "--devices", "2")
     assert code == 0, errors
@@ -132,7 +137,7 @@ def test_what_a_script_waits_for_is_broken_off(tmp_path):
     try:
         while number == 0:
             try:
-                time.sleep(1000)
+                time.sleep(0.05)
             except Exception:
                 pass
     finally:
@@ -159,7 +164,7 @@ def test_a_process_that_stays_keeps_no_object_of_an_earlier_round(tmp_path):
     if number < 3 and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if number < 3:
-        time.sleep(1000)
+        rest()
     """
     code, output, errors = run(tmp_path, script, "--devices", "2")
     assert code == 0, errors
@@ -194,7 +199,7 @@ def test_an_error_that_a_loss_has_led_to_ends_no_run(tmp_path):
 
 
 def test_an_error_of_the_script_ends_the_run(tmp_path):
-    code, _, errors = run(tmp_path, "if rank == 1:\n    1 / 0\ntime.sleep(1000)\n", "--devices", "2")
+    code, _, errors = run(tmp_path, "if rank == 1:\n    1 / 0\nrest()\n", "--devices", "2")
     assert code == 1
     assert "train.py" in errors
     assert "ZeroDivisionError" in errors
@@ -203,7 +208,7 @@ def test_an_error_of_the_script_ends_the_run(tmp_path):
 
 def test_losses_are_limited(tmp_path):
     code, _, errors = run(
-        tmp_path, "os.kill(os.getpid(), 9) if rank else time.sleep(1000)", "--devices", "2", "--max-losses", "2"
+        tmp_path, "os.kill(os.getpid(), 9) if rank else rest()", "--devices", "2", "--max-losses", "2"
     )
     assert code == 1
     assert len(rounds(tmp_path)) == 3
@@ -217,7 +222,7 @@ def test_a_signal_is_handed_on(tmp_path, number, code):
     script = """
     try:
         log("inside")
-        time.sleep(1000)
+        rest()
     except BaseException as error:
         print(type(error).__name__)
         raise
@@ -233,7 +238,7 @@ def test_a_signal_is_handed_on(tmp_path, number, code):
 
 
 def test_ranks_end_with_the_launcher(tmp_path):
-    program = start(tmp_path, "time.sleep(1000)", "--devices", "2")
+    program = start(tmp_path, "rest()", "--devices", "2")
     found = await_rounds(tmp_path, 1, 2)
     os.kill(program.pid, signal.SIGKILL)
     program.wait(60 * slowness())
@@ -257,7 +262,7 @@ def is_running(pid):
 def test_a_lost_node_is_replaced_or_left_out(tmp_path, request, least_nodes):
     port = str(reserve_port(request))
     options = ["--devices", "2", "--num-nodes", "2", "--min-nodes", str(least_nodes), "--main-port", port]
-    script = "if number == 0: time.sleep(1000)"
+    script = "if number == 0: rest()"
     first = start(tmp_path, script, *options)
     second = start(tmp_path, script, *options, "--node-rank", "1")
     before = await_rounds(tmp_path, 1, 4)[0]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from core.cli import say
 from core.cluster import reserve_port
 from core.contract import LaunchError
-from core.launch import SignalForwarder
+from core.launch import LOOK_S, SignalForwarder
 from core_resilience.in_place.line import MessageLine
 from core_resilience.in_place.local_node import LocalNode
 from core_resilience.in_place.places import places, variables
@@ -98,8 +98,8 @@ class RoundLauncher:
 
     def _step(self) -> None:
         """Wait for something to happen, and answer it."""
-        left_s = None if self._leaves_by_s is None else max(0.0, self._leaves_by_s - time.monotonic())
-        for key, _ in self._selector.select(left_s):
+        left_s = LOOK_S if self._leaves_by_s is None else max(0.0, self._leaves_by_s - time.monotonic())
+        for key, _ in self._selector.select(min(left_s, LOOK_S)):
             key.data()
         if self._leaves_by_s is not None and time.monotonic() >= self._leaves_by_s:
             self._leaves_by_s = None

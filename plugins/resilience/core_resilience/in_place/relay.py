@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from core.cli import say
 from core.contract import LaunchError
-from core.launch import SignalForwarder
+from core.launch import LOOK_S, SignalForwarder
 from core_resilience.in_place.line import MessageLine
 from core_resilience.in_place.local_node import LocalNode
 from core_resilience.in_place.token import VARIABLE, is_proof, own_token, prove
@@ -62,7 +62,7 @@ class Relay:
                 self._selector.register(self._line.socket, selectors.EVENT_READ, self._on_order)
                 signals.to(self)
                 while not self._is_over:
-                    ready = self._selector.select(None if self._is_known else _ANSWERS_IN_S)
+                    ready = self._selector.select(LOOK_S if self._is_known else _ANSWERS_IN_S)
                     if not ready and not self._is_known:
                         self._refuse("says nothing")
                     for key, _ in ready:

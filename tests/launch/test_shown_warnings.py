@@ -1,5 +1,6 @@
 """Warnings are shown once a run: not once a rank, nor again because Python has forgotten what it has shown."""
 
+import math
 import os
 import sys
 import warnings
@@ -126,7 +127,7 @@ def test_what_others_give_waits_for_rank_0(nothing_shown, monkeypatch):
     now_s = 1.5 * shown_warnings.HOLD_S
     ranks.show()
     assert nothing_shown == ["b", "a [rank 1, 2]"]
-    assert ranks.due_s is None
+    assert ranks.due_s == math.inf
     ranks.add(3, given("b"))
     ranks.add(4, given("c"))
     ranks.show(all_held=True)
